@@ -26,7 +26,8 @@ NEEDS_MORE = ("backends", "dali", "fused_", "h5", "huggingface", "launchers")
 WITHOUT: dict[str, str] = {
     "solo_ext.clustering.relocation.Halves": "in the example of halves, which returns it",
     "solo_ext.data.convert.Converted": "in the example of convert, which returns it",
-    "solo_ext.data.streaming.Shard": "in the example of write_shards, which returns them",
+    "solo_ext.data.streaming.MDS": "an entry of an index, which open_streaming reads",
+    "solo_ext.data.webdataset.Tar": "an entry of an index, which open_webdataset makes",
     "solo_ext.host.release_1_0_2.load": "replaces modules of solo-learn 1.0.2, and has done so",
     "solo_ext.lab.cli.benchmark.demo": "trains for minutes",
     "solo_ext.lab.experiments.work.main": "ends with its standard input",

@@ -61,7 +61,7 @@ OnlineProtocol = Literal[
 """Names of the protocols in ``solo_ext.lab``, which this package must not import."""
 Batches = NonNegativeInt | Probability | None
 RunName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
-Format = Literal["image_folder", "h5", "huggingface", "streaming", "dali"]
+Format = Literal["image_folder", "h5", "huggingface", "streaming", "webdataset", "dali"]
 Size = Annotated[str, Field(pattern=r"^[1-9]\d*(mb|gb|tb)$")]
 """Bytes in units of 1024, such as ``200gb``."""
 Strategy = Literal[
@@ -98,16 +98,18 @@ class HuggingFace(Section):
 
 
 class Streaming(Section):
-    """``data.streaming``: how shards are read; without ``cache_limit`` the copies of all stay.
+    """``data.streaming``: how shards are read, of both formats that have them.
 
     Attributes:
-        cache_dir: where shards from S3 or GCS are copied to; null: the cache folder.
-        cache_limit: most bytes of these copies, such as ``200gb``.
+        cache_dir: where shards from S3 or GCS are copied to, and the index of tars; null: the
+            cache folder.
+        cache_limit: most bytes of these copies, such as ``200gb``; null keeps all.
         shuffle_shards: shards that a batch is drawn from, a share of it from each.
         download_retry: how often a failed download is tried again, after 1, 2, 4, ... seconds.
         download_timeout: seconds that a request may take.
-        image: column of the images; null finds it.
-        label: column of the labels; null finds it.
+        anonymous: whether a storage is asked without credentials, as public ones may be.
+        image: column of the images, in tars their extension; null finds it.
+        label: column of the labels, in tars an extension or a key of ``json``; null finds it.
 
     >>> Streaming(cache_limit="200gb").shuffle_shards
     32
@@ -118,6 +120,7 @@ class Streaming(Section):
     shuffle_shards: PositiveInt = 32
     download_retry: NonNegativeInt = 3
     download_timeout: PositiveFloat = 60.0
+    anonymous: bool = False
     image: str | None = None
     label: str | None = None
 

@@ -2,7 +2,8 @@
 
 Read in the order of an image's way: ``reading`` decodes one and says what stands in for one that
 cannot be read; ``folders``, ``h5`` and ``huggingface`` find them, ``listing`` keeps their paths;
-``streaming`` reads shards, which ``convert`` writes; ``images`` opens those of a config.
+``shards`` reads files of many, those of ``streaming``, which ``convert`` writes, and the tars of
+``webdataset``; ``images`` opens those of a config.
 ``transforms`` makes crops, ``views`` decides which sample is next and draws its crops, ``workers``
 runs this in processes, ``loaders`` makes the batches.
 ``fixed`` has the one fixed view of each image, for evaluation and the E-step. With

@@ -28,7 +28,8 @@ from solo_ext.data.reading import (
     targets_of,
     unwrapped,
 )
-from solo_ext.data.streaming import INDEX, TARGETS, save_targets
+from solo_ext.data.shards import TARGETS, save_array
+from solo_ext.data.streaming import INDEX
 
 STARTED = "converting.jsonl"
 """What a conversion has done so far: a line of what it converts, then one for each shard."""
@@ -136,7 +137,7 @@ def _converted(
     progress(len(images), len(images))
     left_out = {index for entry in shards for index in entry["left_out"]}
     order = [index for _, index in _order(len(images), 0) if index not in left_out]
-    atomic_write(out / TARGETS, lambda scratch: save_targets(scratch, targets[order]))
+    atomic_write(out / TARGETS, lambda scratch: save_array(scratch, targets[order]))
     entries = [entry["index"] for entry in shards if entry["index"]["samples"]]
     about = {"version": 2, "shards": entries, "classes": class_names(images)}
     write_text(out / INDEX, json.dumps(about, sort_keys=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -166,19 +166,38 @@ class FileList(ImageFiles):
                 labels = dict.fromkeys(label for _, label in lines(check=True))
             except UnicodeDecodeError:
                 raise refusal("a file that is no text") from None
-            odd = next((label for label in labels if not _NUMBER.fullmatch(label)), None)
-            if odd is not None and all(map(_DECIMAL.fullmatch, labels)):
-                raise refusal(
-                    f"label {odd[:200]!r} is neither a number up to 999999 without leading zeros "
-                    "nor a name"
-                )
-            if odd is None:
-                targets = {label: max(int(label), -1) for label in labels}
-                classes += map(str, range(max(targets.values(), default=-1) + 1))
-            else:
-                classes += sorted(labels)
-                targets = {name: number for number, name in enumerate(classes)}
+            try:
+                targets, names = numbered(labels)
+            except ValueError as error:
+                raise refusal(str(error)) from None
+            classes += names
             yield from ((str(path), targets[label]) for path, label in lines(check=False))
 
         kind = f"list, labelled={labelled}, present={present}"
         super().__init__(open_listing(file, _prefix(file.parent), kind, walk))
+
+
+def numbered(labels: Collection[str]) -> tuple[dict[str, int], list[str]]:
+    """Targets by label, and names of the classes.
+
+    Whole numbers are targets, where a negative one means no label (-1); names are numbered in
+    sorted order.
+
+    Raises:
+        ValueError: all are numbers, but not of classes.
+
+    >>> numbered(["2", "-7"])
+    ({'2': 2, '-7': -1}, ['0', '1', '2'])
+    >>> numbered(["2", "cat"])
+    ({'2': 0, 'cat': 1}, ['2', 'cat'])
+    """
+    odd = next((label for label in labels if not _NUMBER.fullmatch(label)), None)
+    if odd is None:
+        targets = {label: max(int(label), -1) for label in labels}
+        return targets, list(map(str, range(max(targets.values(), default=-1) + 1)))
+    if all(map(_DECIMAL.fullmatch, labels)):
+        raise ValueError(
+            f"label {odd[:200]!r} is neither a number up to 999999 without leading zeros nor a name"
+        )
+    classes = sorted(labels)
+    return {name: number for number, name in enumerate(classes)}, classes

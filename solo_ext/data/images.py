@@ -33,7 +33,9 @@ from solo_ext.data.reading import (
     targets_of,
     unwrapped,
 )
-from solo_ext.data.streaming import StreamingImages, open_streaming
+from solo_ext.data.shards import StreamingImages
+from solo_ext.data.streaming import open_streaming
+from solo_ext.data.webdataset import open_webdataset
 
 Split = Literal["train", "val"]
 
@@ -120,6 +122,9 @@ def _opened(data: schema.Images, split: Split, path: str, unlabelled: bool) -> I
     if data.format == "streaming":
         shards = data.streaming or schema.Streaming()
         return open_streaming(path, key, shards, labelled=not unlabelled)
+    if data.format == "webdataset":
+        shards, whole = data.streaming or schema.Streaming(), data.unreadable != "skip"
+        return open_webdataset(path, key, shards, labelled=not unlabelled, whole=whole)
     root = Path(path).expanduser()
     if not root.exists():
         raise ConfigError(key, path, "no such folder", "give the folder of the images")

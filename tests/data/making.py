@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,27 @@ def png(level: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (6, 6), (level, 2 * level, 255 - level)).save(file, "PNG")
     return file.getvalue()
+
+
+def write_tar(path: Path, samples: Sequence[dict[str, bytes]]) -> Path:
+    """A tar in the layout of WebDataset, of samples as their files by extension."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for index, sample in enumerate(samples):
+            for kind, content in sample.items():
+                member = tarfile.TarInfo(f"{index:03}.{kind}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_tars(folder: Path, images: Any, each: int) -> Path:
+    """The files of a data set in a drawn order, as tars in a folder."""
+    order = np.random.default_rng(0).permutation(len(images)).tolist()
+    samples = [{"jpg": images.encoded(i), "cls": b"%d" % images.targets[i]} for i in order]
+    for first in range(0, len(samples), each):
+        write_tar(folder / f"train-{first // each:03}.tar", samples[first : first + each])
+    return folder
 
 
 def write_h5(path: Path, files: list[bytes]) -> None:

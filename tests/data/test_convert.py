@@ -15,7 +15,7 @@ from solo_ext.core.errors import UserError
 from solo_ext.data.convert import STARTED, convert
 from solo_ext.data.images import WithoutLabels, class_names, open_images
 from solo_ext.data.reading import Skipping, UnreadableImage, targets_of
-from tests.data.making import png, save_table, section, write_h5
+from tests.data.making import png, save_table, section, write_h5, write_tars
 
 FILES = [png(20 * level) for level in range(12)]
 
@@ -50,6 +50,11 @@ def shards(root: Path) -> dict[str, Any]:
     return {"path": root / "first", "format": "streaming"}
 
 
+def tars(root: Path) -> dict[str, Any]:
+    images = open_images(section(**folder(root)), "train")
+    return {"path": write_tars(root / "tars", images, 5), "format": "webdataset"}
+
+
 def unlabelled(root: Path) -> dict[str, Any]:
     return {**h5(root), "no_labels": True}
 
@@ -62,7 +67,7 @@ def pixels(images: Any) -> list[tuple[bytes, int]]:
     return sorted((images[i][0].tobytes(), images[i][1]) for i in range(len(images)))
 
 
-@pytest.mark.parametrize("make", [folder, listed, h5, table, shards, unlabelled, half])
+@pytest.mark.parametrize("make", [folder, listed, h5, table, shards, tars, unlabelled, half])
 def test_from_every_format(make: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
     images = open_images(section(**make(tmp_path)), "train")
     done = convert(images, tmp_path / "shards", 500)

@@ -1,13 +1,19 @@
-"""Shards on disk, and copies of shards from a storage that is stood in for by a folder."""
+"""Shards on disk, and copies of shards from a storage that is stood in for by a folder.
+
+What both kinds of shards do alike; ``test_webdataset.py`` has what is of tars alone.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,7 @@ from torchvision.transforms import ToTensor
 from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
 from solo_ext.core.draws import mix, permutation
 from solo_ext.core.errors import ConfigError
-from solo_ext.data import streaming
+from solo_ext.data import shards as sharded
 from solo_ext.data.convert import convert
 from solo_ext.data.images import class_names, images_fingerprint, open_images
 from solo_ext.data.loaders import FixedLoader, pretrain_loader
@@ -38,15 +44,35 @@ COUNT, EACH = 60, 10
 OF_MOSAICML = Path(__file__).parent / "mosaicml_shards"
 """Written by mosaicml-streaming 0.13.0: columns img (png), name and cls (str), sha1 and xxh64."""
 ADDRESS = "s3://bucket/images"
+Section = Callable[..., Images]
 
 
 def section(path: Path | str, **given: Any) -> Images:
     return making.section(path, format="streaming", **given)
 
 
+@pytest.fixture(params=["streaming", "webdataset"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def of_kind(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Section:
+    """A section of this kind; what is kept of tars is of the test."""
+    monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
+    return functools.partial(making.section, format=kind)
+
+
+def name(kind: str, number: int) -> str:
+    return f"shard.{number:05}.{END[kind]}"
+
+
+END = {"streaming": "mds", "webdataset": "tar"}
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six shards of ten images each, of three classes."""
+    """Six shards of ten images each, of three classes, and tars of the same."""
     root = tmp_path_factory.mktemp("written")
     for index in range(COUNT):
         place = root / "folder" / "abc"[index // 20] / f"{index:02d}.png"
@@ -55,22 +81,36 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = open_images(making.section(root / "folder"), "train")
     size = len(making.png(0)) + 4 + 8 + 4
     # Some for the header, and fewer than would hold another image.
-    convert(images, root / "shards", EACH * size + 250)
+    convert(images, root / "streaming", EACH * size + 250)
+    shards: Any = open_images(section(root / "streaming"), "train")
+    samples = [
+        {"png": shards.encoded(i), "json": b'{"label": "%s"}' % b"abc"[target : target + 1]}
+        for i, target in enumerate(shards.targets)
+    ]
+    for number in range(COUNT // EACH):
+        own = samples[number * EACH : (number + 1) * EACH]
+        making.write_tar(root / "webdataset" / name("webdataset", number), own)
     return root
 
 
 @pytest.fixture
 def shards(written: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
-    return Path(shutil.copytree(written / "shards", tmp_path / "shards"))
+    return Path(shutil.copytree(written / "streaming", tmp_path / "shards"))
+
+
+@pytest.fixture
+def of_both(kind: str, written: Path, tmp_path: Path) -> Path:
+    """Likewise, of either kind."""
+    return Path(shutil.copytree(written / kind, tmp_path / "shards"))
 
 
 def pixel(image: Any) -> int:
     return int(image.getpixel((0, 0))[0])
 
 
-def test_the_same_images_as_before(written: Path) -> None:
-    images = open_images(section(written / "shards"), "train")
+def test_the_same_images_as_before(kind: str, of_kind: Section, written: Path) -> None:
+    images = open_images(of_kind(written / kind), "train")
     assert np.diff(shard_starts(images)).tolist() == [EACH] * 6  # type: ignore[arg-type]
     assert class_names(images) == ["a", "b", "c"]
     levels = [pixel(images[i][0]) for i in range(COUNT)]
@@ -79,7 +119,7 @@ def test_the_same_images_as_before(written: Path) -> None:
     assert levels != sorted(levels)
     assert targets_of(images) == [level // 20 for level in levels]
     assert [images[i][1] for i in range(COUNT)] == targets_of(images)
-    assert name_of(images, 23) == f"{written}/shards/shard.00002.mds, sample 3"
+    assert name_of(images, 23) == f"{written}/{kind}/{name(kind, 2)}, sample 3"
     assert images.encoded(23) == making.png(levels[23])  # type: ignore[attr-defined]
     with pytest.raises(IndexError):
         images[COUNT]
@@ -93,7 +133,7 @@ def test_shards_of_mosaicml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert targets_of(images) == [0, 1, 0, 1, 0, 1, 0]
         assert class_names(images) == ["a", "b"]
         # The second time they are not read for their labels.
-        monkeypatch.setattr(streaming.StreamingImages, "value", None)
+        monkeypatch.setattr(sharded.StreamingImages, "value", None)
         with pytest.raises(TypeError):
             images[0]
         monkeypatch.undo()
@@ -102,6 +142,17 @@ def test_shards_of_mosaicml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert class_names(open_images(named, "train")) == [f"n{i}" for i in range(7)]
     unlabelled = open_images(section(OF_MOSAICML, no_labels=True), "train")
     assert set(targets_of(unlabelled)) == {-1}
+
+
+def test_a_column_named_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written outside of the cache folder."""
+    monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
+    shards = Path(shutil.copytree(OF_MOSAICML, tmp_path / "shards"))
+    index = shards / "index.json"
+    index.write_text(index.read_text().replace('"cls"', json.dumps(str(tmp_path / "elsewhere"))))
+    named = section(shards, streaming={"label": str(tmp_path / "elsewhere")})
+    assert class_names(open_images(named, "train")) == ["a", "b"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["cache", "shards"]
 
 
 @pytest.mark.parametrize(
@@ -121,9 +172,9 @@ def test_other_columns(column: str, name: str, problem: str) -> None:
 @pytest.mark.slow
 def test_mosaicml_reads_ours(written: Path) -> None:
     theirs: Any = pytest.importorskip("streaming")
-    ours: Any = open_images(section(written / "shards"), "train")
+    ours: Any = open_images(section(written / "streaming"), "train")
     read = theirs.StreamingDataset(
-        local=str(written / "shards"), batch_size=1, validate_hash="sha256"
+        local=str(written / "streaming"), batch_size=1, validate_hash="sha256"
     )
     assert len(read) == COUNT
     for index in range(COUNT):
@@ -134,10 +185,12 @@ def test_mosaicml_reads_ours(written: Path) -> None:
 # The order.
 
 
-def test_every_sample_once_for_any_number_of_ranks(written: Path) -> None:
+def test_every_sample_once_for_any_number_of_ranks(
+    kind: str, of_kind: Section, written: Path
+) -> None:
     """Of parts too; any 3 in a row are of 3 shards or more, and 15 of fewer than all."""
     for fraction in (-1, 0.5):
-        images = open_images(section(written / "shards", fraction=fraction), "train")
+        images = open_images(of_kind(written / kind, fraction=fraction), "train")
         starts = shard_starts(images)
         assert starts is not None
         size = len(images)
@@ -205,8 +258,10 @@ def test_shards_come_one_after_another_and_once() -> None:
     assert max(between.values()) <= 8
 
 
-def test_a_resumed_epoch_goes_on_with_the_next_sample(written: Path) -> None:
-    starts = shard_starts(open_images(section(written / "shards"), "train"))
+def test_a_resumed_epoch_goes_on_with_the_next_sample(
+    kind: str, of_kind: Section, written: Path
+) -> None:
+    starts = shard_starts(open_images(of_kind(written / kind), "train"))
     whole, part = (EpochSampler(COUNT, 5, 1, 0, starts, 3) for _ in range(2))
     part.start = 17
     assert list(part) == list(whole)[17:]
@@ -217,7 +272,7 @@ def test_a_resumed_epoch_goes_on_with_the_next_sample(written: Path) -> None:
 
 def damage(shards: Path, how: str) -> None:
     """Of the shard of the samples 20 to 29."""
-    file = shards / "shard.00002.mds"
+    (file,) = shards.glob("shard.00002.*")
     content = bytearray(file.read_bytes())
     if how == "missing":
         file.unlink()
@@ -227,14 +282,16 @@ def damage(shards: Path, how: str) -> None:
         file.unlink()
         os.mkfifo(file)
     else:
-        content[4 : 4 + 44] = b"\xff" * 44
+        # Of tars the headers.
+        end = 4 + 44 if file.suffix == ".mds" else len(content)
+        content[4:end] = b"\xff" * (end - 4)
         file.write_bytes(content)
 
 
 HOW = {
     "missing": "the shard is not there",
-    "short": "bytes, and .* in index.json",
-    "offsets": "a sample lies outside of it",
+    "short": "bytes, and .* in the index",
+    "offsets": "a sample lies outside of it|it is not as it was indexed .bad checksum.",
     "a pipe": "no regular file",
 }
 
@@ -242,27 +299,28 @@ HOW = {
 @pytest.mark.fault
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", HOW)
-def test_a_damaged_shard_is_named(how: str, shards: Path) -> None:
-    damage(shards, how)
-    images = open_images(section(shards), "train")
+def test_a_damaged_shard_is_named(how: str, kind: str, of_kind: Section, of_both: Path) -> None:
+    images = open_images(of_kind(of_both), "train")
+    damage(of_both, how)
     with pytest.raises(UnreadableImage, match=HOW[how]) as caught:
         images[23]
-    assert caught.value.what == f"{shards}/shard.00002.mds, sample 3"
+    assert caught.value.what == f"{of_both}/{name(kind, 2)}, sample 3"
     assert images[19]
     assert images[30]
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_shard_is_left_out(workers: int, shards: Path) -> None:
+def test_a_damaged_shard_is_left_out(workers: int, of_kind: Section, of_both: Path) -> None:
     """Each of its samples is stood in for by one of the next shard, by another for each."""
-    damage(shards, "missing")
-    data = section(shards, unreadable="skip", num_workers=workers, streaming={"shuffle_shards": 2})
+    given = {"num_workers": workers, "streaming": {"shuffle_shards": 2}}
+    data = of_kind(of_both, unreadable="skip", **given)
     augmentation = Augmentation(crop_size=8, num_crops=1)
     run = RunConfig.model_construct(
         seed=5, data=data, optimizer=Batch(batch_size=6), augmentations=[augmentation]
     )
     images = open_images(data, "train")
+    damage(of_both, "missing")
     assert [read_sample(images, i)[0] for i in range(18, 32)] == [18, 19, *range(30, 40), 30, 31]
     loader = pretrain_loader(run, images)
     served = Counter(int(i) for indices, _, _ in loader for i in indices)
@@ -277,15 +335,15 @@ def test_a_damaged_shard_is_left_out(workers: int, shards: Path) -> None:
 
 @pytest.mark.fault
 def test_more_samples_in_a_row_than_files_may_be_lost(
-    shards: Path, monkeypatch: pytest.MonkeyPatch
+    of_kind: Section, of_both: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard is one file of many samples."""
     monkeypatch.setattr("solo_ext.data.reading.MOST_IN_A_ROW", 4)
-    damage(shards, "missing")
-    images = open_images(section(shards, unreadable="skip"), "train")
+    images = open_images(of_kind(of_both, unreadable="skip"), "train")
+    damage(of_both, "missing")
     fixed = FixedLoader(FixedViews(images, ToTensor()), 8)
     assert sum(len(targets) for _, targets in fixed) == COUNT - 10
-    for file in shards.glob("*.mds"):
+    for file in of_both.glob("shard.*"):
         file.unlink()
     with pytest.raises(UnreadableImage, match="none of 4 images in a row can be read"):
         read_sample(images, 0)
@@ -345,6 +403,12 @@ class Remote:
     def __init__(self, root: Path) -> None:
         self.root, self.asked, self.faults = root, Counter[str](), dict[str, list[Any]]()
 
+    def get_file_info(self, selector: Any) -> Any:
+        assert selector.base_dir == "bucket/images"
+        from pyarrow import fs
+
+        return fs.LocalFileSystem().get_file_info(fs.FileSelector(str(self.root)))
+
     def open_input_stream(self, path: str) -> Any:
         name = path.removeprefix("bucket/images/")
         with (self.root / "asked").open("a") as log:
@@ -360,33 +424,69 @@ class Remote:
         return (file if now == "damaged" else self.root / name).open("rb")
 
 
-@pytest.fixture
-def remote(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
-    storage = Remote(shards)
-    monkeypatch.setattr(streaming, "_file_system", lambda root, timeout: storage)
-    monkeypatch.setattr(streaming.time, "sleep", lambda seconds: None)
+def stand_in(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    pytest.importorskip("pyarrow")
+    storage = Remote(root)
+    monkeypatch.setattr(sharded, "_file_system", lambda root, settings: storage)
+    monkeypatch.setattr(sharded.time, "sleep", lambda seconds: None)
     monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
     return storage
 
 
+@pytest.fixture
+def remote(
+    kind: str, of_kind: Section, of_both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Remote:
+    """Shards of either kind, nothing of which is here; the images of tars have been found."""
+    storage = stand_in(of_both, tmp_path, monkeypatch)
+    if kind == "webdataset":
+        open_images(of_kind(ADDRESS), "train")
+        for copy in copies(tmp_path):
+            copy.unlink()
+        storage.asked.clear()
+        (of_both / "asked").unlink()
+    return storage
+
+
 def copies(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "cache").rglob("*.mds"))
+    return sorted((tmp_path / "cache").rglob("shard.*.*"))
 
 
-def test_each_shard_is_copied_once(remote: Remote, written: Path, tmp_path: Path) -> None:
-    images = open_images(section(ADDRESS), "train")
-    here = open_images(section(written / "shards"), "train")
+def test_each_shard_is_copied_once(
+    remote: Remote, kind: str, of_kind: Section, written: Path, tmp_path: Path
+) -> None:
+    images = open_images(of_kind(ADDRESS), "train")
+    here = open_images(of_kind(written / kind), "train")
     assert copies(tmp_path) == []
-    assert name_of(images, 23) == f"{ADDRESS}/shard.00002.mds, sample 3"
+    assert name_of(images, 23) == f"{ADDRESS}/{name(kind, 2)}, sample 3"
     for _ in range(2):
         assert all(images[i][0].tobytes() == here[i][0].tobytes() for i in range(COUNT))
     assert targets_of(images) == targets_of(here)
     assert images_fingerprint(images) == images_fingerprint(here) is not None
-    again = open_images(section(ADDRESS), "train")
+    again = open_images(of_kind(ADDRESS), "train")
     assert again[5][1] == here[5][1]
     assert len(copies(tmp_path)) == 6
-    assert remote.asked.pop("index.json") == 2
+    assert remote.asked.pop("index.json", 2) == 2
     assert set(remote.asked.values()) == {1}
+
+
+def test_shards_are_copied_at_the_same_time(
+    remote: Remote, of_kind: Section, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader waits for a shard that it needs and not for others."""
+    images = open_images(of_kind(ADDRESS), "train")
+    both, stream = threading.Barrier(2), remote.open_input_stream
+
+    def meet(path: str) -> Any:
+        both.wait(timeout=20)
+        return stream(path)
+
+    monkeypatch.setattr(remote, "open_input_stream", meet)
+    with ThreadPoolExecutor(2) as pool:
+        for level, (_, target) in zip(
+            (0, EACH), pool.map(images.__getitem__, (0, EACH)), strict=True
+        ):
+            assert target == images.targets[level]
 
 
 def _read_all(images: Any) -> None:
@@ -395,10 +495,12 @@ def _read_all(images: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_processes_share_the_copies(method: str, remote: Remote, shards: Path) -> None:
+def test_processes_share_the_copies(
+    method: str, remote: Remote, of_kind: Section, of_both: Path
+) -> None:
     if method == "spawn":
         pytest.skip("the storage of this test is not in a new process")
-    images = open_images(section(ADDRESS), "train")
+    images = open_images(of_kind(ADDRESS), "train")
     images[0]
     context: Any = multiprocessing.get_context(method)
     processes = [context.Process(target=_read_all, args=(images,)) for _ in range(3)]
@@ -407,51 +509,55 @@ def test_processes_share_the_copies(method: str, remote: Remote, shards: Path) -
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    asked = Counter((shards / "asked").read_text().split())
-    assert {n for name, n in asked.items() if name.endswith(".mds")} == {1}
-    assert len(asked) == 8
+    asked = Counter((of_both / "asked").read_text().split())
+    held = [n for name, n in asked.items() if name.startswith("shard.")]
+    assert held == [1] * 6
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
     "fault", ["damaged", FileNotFoundError(2, "not there"), OSError("AWS Error NETWORK_CONNECTION")]
 )
-def test_tries_again(fault: Any, remote: Remote) -> None:
-    remote.faults["shard.00002.mds"] = [fault] * 3
-    images = open_images(section(ADDRESS), "train")
+def test_tries_again(fault: Any, remote: Remote, kind: str, of_kind: Section) -> None:
+    remote.faults[name(kind, 2)] = [fault] * 3
+    images = open_images(of_kind(ADDRESS), "train")
     assert images[23]
-    assert remote.asked["shard.00002.mds"] == 4
+    assert remote.asked[name(kind, 2)] == 4
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [
-        ("damaged", "its sha256 is not that in index.json .tried 4 times."),
+        ("damaged", "its sha256 is not that in the index .tried 4 times."),
         (FileNotFoundError(2, "not there"), "the shard is not there .tried 4 times."),
     ],
 )
-def test_gives_a_shard_up_once(fault: Any, problem: str, remote: Remote) -> None:
-    remote.faults["shard.00002.mds"] = [fault] * 9
-    images = open_images(section(ADDRESS, unreadable="skip"), "train")
+def test_gives_a_shard_up_once(
+    fault: Any, problem: str, remote: Remote, kind: str, of_kind: Section
+) -> None:
+    remote.faults[name(kind, 2)] = [fault] * 9
+    images = open_images(of_kind(ADDRESS, unreadable="skip"), "train")
     for _ in range(2):
         with pytest.raises(UnreadableImage, match=problem) as caught:
             images[23]
-    assert caught.value.what == f"{ADDRESS}/shard.00002.mds, sample 3"
-    assert remote.asked["shard.00002.mds"] == 4
+    assert caught.value.what == f"{ADDRESS}/{name(kind, 2)}, sample 3"
+    assert remote.asked[name(kind, 2)] == 4
     assert read_sample(images, 23)[0] == 33
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_storage_that_does_not_answer_ends_the_run(workers: int, remote: Remote) -> None:
+def test_a_storage_that_does_not_answer_ends_the_run(
+    workers: int, remote: Remote, kind: str, of_kind: Section
+) -> None:
     """Though unreadable images are skipped: nothing is left out that is there."""
-    remote.faults["shard.00002.mds"] = [OSError("AWS Error NETWORK_CONNECTION: no route")] * 99
-    data = section(ADDRESS, unreadable="skip")
+    remote.faults[name(kind, 2)] = [OSError("AWS Error NETWORK_CONNECTION: no route")] * 99
+    data = of_kind(ADDRESS, unreadable="skip")
     images = open_images(data, "train")
     assert isinstance(images, Skipping)
     loader = FixedLoader(FixedViews(images, ToTensor()), 8, workers)
-    with pytest.raises(StorageAway, match=r"^s3://bucket/images/shard.00002.mds: AWS Error.*") as e:
+    with pytest.raises(StorageAway, match=rf"^{ADDRESS}/{name(kind, 2)}: AWS Error.*") as e:
         list(loader)
     assert "\n" not in str(e.value)
     assert "tried 4 times" in str(e.value)
@@ -462,7 +568,8 @@ def test_a_storage_that_does_not_answer_ends_the_run(workers: int, remote: Remot
 
 
 @pytest.mark.fault
-def test_errors_at_the_start(remote: Remote, shards: Path) -> None:
+def test_errors_at_the_start(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = stand_in(shards, tmp_path, monkeypatch)
     remote.faults["index.json"] = [OSError("AWS Error ACCESS_DENIED: who are you?")]
     with pytest.raises(ConfigError, match=r"ACCESS_DENIED.*credentials") as caught:
         open_images(section(ADDRESS), "train")
@@ -472,57 +579,63 @@ def test_errors_at_the_start(remote: Remote, shards: Path) -> None:
         open_images(section(ADDRESS), "train")
 
 
-def test_another_scheme() -> None:
+def test_another_scheme(of_kind: Section) -> None:
     with pytest.raises(ConfigError, match=r"only s3:// and gs://"):
-        open_images(section("ftp://bucket/images"), "train")
+        open_images(of_kind("ftp://bucket/images"), "train")
 
 
-def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow(of_kind: Section, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"pip install 'solo-ext\[streaming\]'"):
-        open_images(section(ADDRESS), "train")
+        open_images(of_kind(ADDRESS), "train")
 
 
 # Copies.
 
 
-def test_room_for_some(remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_some(
+    remote: Remote, kind: str, of_kind: Section, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that were not read for longest make room; nothing is lost."""
-    size = max(file.stat().st_size for file in remote.root.glob("*.mds"))
-    monkeypatch.setitem(streaming._UNITS, "mb", 4 * size)
-    settings = {"cache_limit": "1mb", "shuffle_shards": 2, "cache_dir": str(tmp_path / "cache")}
-    images = open_images(section(ADDRESS, streaming=settings), "train")
+    size = max(file.stat().st_size for file in remote.root.glob("shard.*"))
+    monkeypatch.setitem(sharded._UNITS, "mb", 4 * size)
+    cache = str(tmp_path / "cache" / "shards")
+    settings = {"cache_limit": "1mb", "shuffle_shards": 2, "cache_dir": cache}
+    images = open_images(of_kind(ADDRESS, streaming=settings), "train")
     for index in range(COUNT):
         assert images[index]
         # The first is read all the time.
         assert images[0]
         assert len(copies(tmp_path)) <= 4
-    assert remote.asked["shard.00000.mds"] == 1
+    assert remote.asked[name(kind, 0)] == 1
     assert [file.name[9:11] for file in copies(tmp_path)] == ["00", "03", "04", "05"]
     with pytest.raises(ConfigError, match="raise the limit, or shuffle fewer shards") as caught:
-        open_images(section(ADDRESS, streaming={**settings, "shuffle_shards": 3}), "train")
+        open_images(of_kind(ADDRESS, streaming={**settings, "shuffle_shards": 3}), "train")
     assert caught.value.key == "data.streaming.cache_limit"
 
 
 @pytest.mark.fault
-def test_copies_that_a_killed_process_left(remote: Remote, tmp_path: Path) -> None:
+def test_copies_that_a_killed_process_left(remote: Remote, kind: str, of_kind: Section) -> None:
     """Half a download is removed, and half a copy downloaded anew."""
-    images: Any = open_images(section(ADDRESS), "train")
+    images: Any = open_images(of_kind(ADDRESS), "train")
     images[23], images[33]
     folder = images.storage.folder
-    left = folder / ".shard.00004.mds.elsewhere-1.saving"
+    left = folder / f".{name(kind, 4)}.elsewhere-1.saving"
     left.write_bytes(b"half")
-    copy = folder / "shard.00002.mds"
+    copy = folder / name(kind, 2)
     copy.write_bytes(copy.read_bytes()[:100])
     assert images[23]
     assert images[43]
     assert not left.exists()
-    assert remote.asked["shard.00002.mds"] == 2
+    assert remote.asked[name(kind, 2)] == 2
 
 
-def test_another_index_at_the_same_address(remote: Remote, shards: Path) -> None:
+def test_another_index_at_the_same_address(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(shards, tmp_path, monkeypatch)
     before = open_images(section(ADDRESS), "train")
-    name, target = name_of(before, 0), before[0][1]
+    first, target = name_of(before, 0), before[0][1]
     folder = making.section(shards.parent / "folder")
     for index in range(4):
         place = shards.parent / "folder" / "new" / f"{index}.png"
@@ -531,6 +644,6 @@ def test_another_index_at_the_same_address(remote: Remote, shards: Path) -> None
     shutil.rmtree(shards)
     convert(open_images(folder, "train"), shards)
     after = open_images(section(ADDRESS), "train")
-    assert name_of(after, 0) == name
+    assert name_of(after, 0) == first
     assert sorted(pixel(after[i][0]) for i in range(4)) == [100, 101, 102, 103]
     assert before[0][1] == target

@@ -29,7 +29,7 @@ from solo_ext.data.reading import StorageAway, UnreadableImage
 from solo_ext.data.views import FixedViews
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
-from tests.data.making import section
+from tests.data.making import section, write_tars
 from tests.lab.training.resumable import config_of
 from tests.lab.training.same_run import assert_same_run, train
 
@@ -84,8 +84,23 @@ def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def tars(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folders = open_images(section(images), "train")
+    return write_tars(tmp_path_factory.mktemp("tars"), folders, 8)
+
+
 @pytest.fixture
 def server(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    yield from started(shards, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def tar_server(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    yield from started(tars, tmp_path, monkeypatch)
+
+
+def started(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -93,7 +108,7 @@ def server(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
-    server = Server(shards, port)
+    server = Server(files, port)
     try:
         server.start()
         yield server
@@ -120,6 +135,31 @@ def test_workers_started_in_any_way(method: str, server: Server, shards: Path) -
     for (views, targets), (others, labels) in zip(loader, expected, strict=True):
         assert views.equal(others)
         assert targets.equal(labels)
+
+
+def of_tars(place: Path | str, **given: Any) -> Any:
+    settings = {"shuffle_shards": 2, **RETRY}
+    return open_images(section(place, format="webdataset", streaming=settings, **given), "train")
+
+
+def test_tars(tar_server: Server, tars: Path, tmp_path: Path) -> None:
+    """Of a folder or by their names, read by workers; their copies stay when the server is gone."""
+    last = len(list(tars.iterdir())) - 1
+    expected = FixedLoader(FixedViews(of_tars(tars), ToTensor()), 8)
+    for address in (ADDRESS, f"{ADDRESS}/train-{{000..{last:03}}}.tar"):
+        images = of_tars(address)
+        loader = FixedLoader(FixedViews(images, ToTensor()), 8, 2, "spawn")
+        for (views, targets), (others, labels) in zip(loader, expected, strict=True):
+            assert views.equal(others)
+            assert targets.equal(labels)
+    with pytest.raises(ConfigError, match=rf"train-{last + 1:03}.tar, the shard is not there"):
+        of_tars(f"{ADDRESS}/train-{{000..{last + 1:03}}}.tar")
+    with pytest.raises(ConfigError, match=r"no such folder; give a folder of \.tar files"):
+        of_tars("s3://bucket/other")
+    tar_server.kill()
+    assert images[len(images) - 1]
+    with pytest.raises(ConfigError, match=r"NETWORK_CONNECTION.*; look at the address"):
+        of_tars(ADDRESS)
 
 
 @pytest.mark.fault

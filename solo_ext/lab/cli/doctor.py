@@ -23,7 +23,7 @@ _EXTRAS = {
     "dali": ("nvidia.dali", "data.format: dali"),
     "h5": ("h5py", "data.format: h5"),
     "hf": ("datasets", "data.format: huggingface"),
-    "streaming": ("pyarrow", "data.format: streaming from S3 or GCS"),
+    "streaming": ("pyarrow", "data.format: streaming or webdataset from S3 or GCS"),
     "tensorboard": ("tensorboard", "loggers: [tensorboard]"),
     "wandb": ("wandb", "wandb.enabled: true"),
 }

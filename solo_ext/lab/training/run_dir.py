@@ -66,6 +66,7 @@ _NOT_OF_THE_RUN = {
     "data.streaming.cache_limit",
     "data.streaming.download_retry",
     "data.streaming.download_timeout",
+    "data.streaming.anonymous",
     "method_kwargs.features_dir",
     "method_kwargs.clusters.features_dir",
     "on_nonfinite",

@@ -17,6 +17,7 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, PREVIOUS, checkpoints, read_config
 from solo_ext.memory.heads import ClassWeights
+from tests.data.making import write_tars
 from tests.lab.training.resumable import STEPS, KillAt, config_of
 from tests.lab.training.same_run import (
     assert_resumes,
@@ -97,14 +98,26 @@ def test_augmentation_on_the_batch(
     "method",
     ["pcl", *(pytest.param(m, marks=pytest.mark.slow) for m in ("pcl-bank", "nnclr_symmetric"))],
 )
-def test_from_shards(method: str, images: Path, make_config: MakeConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["streaming", "webdataset"])
+def test_from_shards(
+    method: str,
+    kind: str,
+    images: Path,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Methods that need the number of a sample: E-steps, a bank, a support set without oneself."""
-    folders = Images(dataset="custom", train_path=str(images))
-    done = convert(open_images(folders, "train"), tmp_path / "shards", 6000)
-    assert done.shards > 6
+    monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
+    folders = open_images(Images(dataset="custom", train_path=str(images)), "train")
+    if kind == "streaming":
+        convert(folders, tmp_path / "shards", 6000)
+    else:
+        write_tars(tmp_path / "shards", folders, 5)
+    assert len(list((tmp_path / "shards").glob("*.*"))) > 6
     data = {
         "train_path": str(tmp_path / "shards"),
-        "format": "streaming",
+        "format": kind,
         "streaming": {"shuffle_shards": 2},
     }
     assert_resumes(config_of(make_config, method, data=data), tmp_path, STEPS + 2)

@@ -11,6 +11,7 @@ from solo_ext.config.schema import Images
 from solo_ext.data.convert import convert
 from solo_ext.data.images import open_images
 from tests.conftest import MakeConfig
+from tests.data.making import write_tars
 from tests.matrix.compare import Held, apart, differing, in_one_order, weights_apart
 from tests.matrix.two_steps import BATCH, config_maker, run_together, two_steps
 
@@ -20,6 +21,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "accumulated": {"batch": HALF, "accumulate_grad_batches": 2},
     "bf16": {"batch": BATCH, "precision": "bf16-mixed"},
     "shards": {"batch": HALF, "accumulate_grad_batches": 2},
+    "tars": {"batch": HALF, "accumulate_grad_batches": 2},
 }
 Runs = dict[str, list[Held]]
 
@@ -34,20 +36,21 @@ def runs(
     """``runs[processes]["method-run"]``: what each process held; of two steps both."""
     make = config_maker(make_config, make_distilled)
     shards = tmp_path_factory.mktemp("shards")
-    folders = Images(dataset="custom", train_path=str(images))
-    convert(open_images(folders, "train"), shards, 6000)
-    from_shards = {
-        "format": "streaming",
-        "train_path": str(shards),
-        "streaming": {"shuffle_shards": 3},
-    }
+    folders = open_images(Images(dataset="custom", train_path=str(images)), "train")
+    convert(folders, shards / "shards", 6000)
+    write_tars(shards / "tars", folders, 8)
+    formats = {"shards": "streaming", "tars": "webdataset"}
 
     def of(processes: int) -> Runs:
         configs = {}
         for name, run in RUNS.items():
             changes = {**run, "batch": run["batch"] // processes}
-            if name == "shards":
-                changes["data"] = from_shards
+            if name in formats:
+                changes["data"] = {
+                    "format": formats[name],
+                    "train_path": str(shards / name),
+                    "streaming": {"shuffle_shards": 3, "cache_dir": str(shards / str(processes))},
+                }
             for method in METHODS:
                 configs[f"{method}-{name}"] = two_steps(make, method, processes, **changes)
         return run_together(tmp_path_factory.mktemp("processes"), configs, processes)

@@ -1,0 +1,455 @@
+"""Images in shards, files of many: in a folder, or copied from S3 or GCS when asked.
+
+The shards are a data set with numbers, so that order, resumption and the division among processes
+are those of every other format. What a shard is like inside is for ``streaming`` and
+``webdataset``, which open them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from solo_ext.config.schema import Streaming
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import atomic_write, cache_root, locked, open_regular
+from solo_ext.data.reading import (
+    NOT_THE_IMAGES_FAULT,
+    Item,
+    StorageAway,
+    UnreadableImage,
+    decode_image,
+)
+
+TARGETS = "targets.npy"
+KEY = "data.streaming"
+_UNITS = {"mb": 2**20, "gb": 2**30, "tb": 2**40}
+_LOCKS = 64
+"""Files of locks; two shards of one are downloaded one after the other."""
+_LONGEST = 300
+"""Characters of a storage's own message."""
+_AGAIN = 8
+"""How often a copy may be removed, to make room, between its download and its opening."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of images, as an index has it.
+
+    Attributes:
+        name: of the file.
+        size: its bytes.
+        samples: how many.
+        hashes: hexadecimal digests of the file by algorithm.
+
+    >>> Shard("shard.00000.mds", 3, 1, {}).wrong(b"cut")
+    >>> Shard("shard.00000.mds", 3, 1, {"sha1": "0"}).wrong(b"cut")
+    'the shard is damaged: its sha1 is not that in the index'
+    """
+
+    name: str
+    size: int
+    samples: int
+    hashes: Mapping[str, str]
+
+    def wrong(self, content: bytes) -> str | None:
+        """What is wrong with the content of its file; ``None`` if it is the one that was indexed.
+
+        Digests of algorithms that Python lacks are not compared.
+        """
+        if len(content) != self.size:
+            return f"the shard has {len(content)} bytes, and {self.size} in the index"
+        for algorithm, digest in self.hashes.items():
+            known = algorithm in hashlib.algorithms_guaranteed
+            if known and hashlib.new(algorithm, content).hexdigest() != digest:
+                return f"the shard is damaged: its {algorithm} is not that in the index"
+        return None
+
+    def value(self, file: BinaryIO, place: int, column: str) -> bytes:
+        """The bytes of a column of a sample.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        raise NotImplementedError
+
+
+class Storage:
+    """A folder of shards: a local one, or copies of one on S3 or GCS.
+
+    Copies of this process and others are in one folder; each is downloaded once. Whoever makes room
+    removes those that were not read for longest.
+
+    Args:
+        root: a folder, or ``s3://bucket/folder`` or ``gs://bucket/folder``.
+        settings: the section ``data.streaming``.
+
+    >>> Storage("shards", Streaming()).remote, Storage("s3://bucket/shards", Streaming()).remote
+    (False, True)
+    """
+
+    def __init__(self, root: str, settings: Streaming) -> None:
+        self.remote = "://" in root
+        self.root = (root if self.remote else os.path.expanduser(root)).rstrip("/") or "/"
+        self.settings, self.folder = settings, Path(self.root)
+        self.limit = None
+        if settings.cache_limit is not None:
+            self.limit = int(settings.cache_limit[:-2]) * _UNITS[settings.cache_limit[-2:]]
+        self._files: tuple[int, Any] | None = None
+        self._lost: dict[str, str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": None, "_lost": {}}
+
+    def copy_to(self, folder: Path) -> None:
+        """Where copies are from now on."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+
+    def read(self, name: str) -> bytes:
+        """Reads a file where it is kept.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            OSError: the storage does not answer, or refuses.
+        """
+        if not self.remote:
+            with open_regular(Path(self.root) / name) as opened:
+                return opened.read()
+        with self._opened().open_input_stream(f"{self.root.partition('://')[2]}/{name}") as file:
+            return bytes(file.read())
+
+    def listing(self) -> dict[str, tuple[int, int]]:
+        """Bytes and time of change of every file, by name; -1 of one that is not there.
+
+        Raises:
+            OSError: as :meth:`read`.
+        """
+        if not self.remote:
+            return {name: _state(Path(self.root, name)) for name in os.listdir(self.root)}
+        files = self._opened()
+        from pyarrow import fs
+
+        found = files.get_file_info(fs.FileSelector(self.root.partition("://")[2]))
+        return {f.base_name: (f.size, f.mtime_ns or 0) for f in found if f.is_file}
+
+    def open(self, shard: Shard) -> BinaryIO:
+        """Opens a shard, after downloading it if it is not here.
+
+        Raises:
+            ValueError: it is not there, or damaged.
+            StorageAway: the storage does not answer.
+        """
+        if shard.name in self._lost:
+            raise ValueError(self._lost[shard.name])
+        for _ in range(_AGAIN):
+            try:
+                file = open_regular(self.folder / shard.name)
+            except FileNotFoundError:
+                if not self.remote:
+                    raise ValueError("the shard is not there") from None
+                self._download(shard)
+                continue
+            except UserError as error:
+                cause = error.__cause__
+                if isinstance(cause, OSError) and cause.errno in NOT_THE_IMAGES_FAULT:
+                    raise cause from None
+                raise ValueError(str(error)) from None
+            size = os.fstat(file.fileno()).st_size
+            if size == shard.size:
+                if self.limit is not None:
+                    os.utime(file.fileno())
+                return file
+            file.close()
+            if not self.remote:
+                raise ValueError(f"the shard has {size} bytes, and {shard.size} in the index")
+            (self.folder / shard.name).unlink(missing_ok=True)
+        raise StorageAway(
+            f"{KEY}.cache_limit={self.settings.cache_limit!r}: {shard.name} was removed to make "
+            f"room before it was read, {_AGAIN} times; raise the limit"
+        )
+
+    def _download(self, shard: Shard) -> None:
+        number = zlib.crc32(os.fsencode(shard.name)) % _LOCKS
+        with locked(self.folder / f"{number}.lock"):
+            if (self.folder / shard.name).exists():
+                # Another process was first.
+                return
+            for left in self.folder.glob(f".{shard.name}.*.saving"):
+                # A process that was killed left it.
+                left.unlink(missing_ok=True)
+            content = self._whole(shard)
+            self._make_room(shard.size)
+            atomic_write(self.folder / shard.name, lambda scratch: scratch.write_bytes(content))
+
+    def _whole(self, shard: Shard) -> bytes:
+        """The content of a shard; tries again if it is missing or damaged, or nobody answers."""
+        for attempt in range(1 + self.settings.download_retry):
+            if attempt:
+                time.sleep(2 ** (attempt - 1))
+            away = None
+            try:
+                content = self.read(shard.name)
+            except FileNotFoundError:
+                wrong: str | None = "the shard is not there"
+            except OSError as error:
+                away = error
+            else:
+                wrong = shard.wrong(content)
+                if wrong is None:
+                    return content
+        if away is not None:
+            # Skipping would leave out whatever is asked for until the storage is back.
+            raise StorageAway(
+                f"{self.root}/{shard.name}: {_said(away)} (tried {attempt + 1} times); look at the "
+                "connection and the credentials"
+            )
+        self._lost[shard.name] = f"{wrong} (tried {attempt + 1} times)"
+        raise ValueError(self._lost[shard.name])
+
+    def _make_room(self, size: int) -> None:
+        if self.limit is None:
+            return
+        with locked(self.folder / "room.lock"):
+            held = []
+            for entry in os.scandir(self.folder):
+                # Another process may be replacing or removing it.
+                with contextlib.suppress(FileNotFoundError):
+                    if not entry.name.endswith(".lock"):
+                        state = entry.stat()
+                        held.append((state.st_mtime_ns, state.st_size, entry.path))
+            free = self.limit - size - sum(bytes_ for _, bytes_, _ in held)
+            for _, bytes_, path in sorted(held):
+                if free >= 0:
+                    break
+                if not path.endswith(".saving"):
+                    Path(path).unlink(missing_ok=True)
+                    free += bytes_
+
+    def _opened(self) -> Any:
+        """The file system of this process: a connection does not outlive a fork."""
+        if self._files is None or self._files[0] != os.getpid():
+            self._files = os.getpid(), _file_system(self.root, self.settings)
+        return self._files[1]
+
+
+def _state(file: Path) -> tuple[int, int]:
+    try:
+        state = file.stat()
+    except FileNotFoundError:
+        # A link to what is not there.
+        return -1, -1
+    return state.st_size, state.st_mtime_ns
+
+
+def _file_system(root: str, settings: Streaming) -> Any:
+    from pyarrow import fs
+
+    scheme, _, place = root.partition("://")
+    timeout, named = settings.download_timeout, dict[str, Any](anonymous=settings.anonymous)
+    if scheme == "gs":
+        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=timeout), **named)
+    if scheme != "s3":
+        raise OSError(f"{scheme}:// is not known, only s3:// and gs://")
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL"))
+    if endpoint:
+        named["endpoint_override"] = endpoint
+    elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
+        named["region"] = fs.resolve_s3_region(place.partition("/")[0])
+    # Tries again are counted here, so that there is one number of them.
+    once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
+    timeouts = {"connect_timeout": timeout, "request_timeout": timeout}
+    return fs.S3FileSystem(retry_strategy=once, **timeouts, **named)
+
+
+def _said(error: OSError) -> str:
+    said = (error.strerror or str(error).strip() or type(error).__name__).splitlines()[0]
+    # Google's repeat themselves.
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
+
+
+class StreamingImages(Dataset[Item]):
+    """Images in shards; sample i is the i-th in their order.
+
+    Args:
+        storage: where the shards are.
+        shards: at least one.
+        column: of the images.
+        fingerprint: changes with the images and their order.
+
+    Attributes:
+        shard_starts: (S + 1,) first sample of every shard, and their number.
+        per_file: most samples of a shard.
+
+    >>> shard = Shard("shard.00000.mds", 900, 10, {})
+    >>> images = StreamingImages(Storage("shards", Streaming()), [shard] * 3, "image", "")
+    >>> len(images), images.name_of(23)
+    (30, 'shards/shard.00000.mds, sample 3')
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        shards: Sequence[Shard],
+        column: str,
+        fingerprint: str,
+    ) -> None:
+        self.storage, self.shards, self.column = storage, shards, column
+        self.fingerprint = fingerprint
+        samples = [shard.samples for shard in shards]
+        self.shard_starts = np.concatenate([[0], np.cumsum(samples, dtype=np.int64)])
+        self.per_file = max(samples)
+        self.classes: list[str] = []
+        self._labels: Path | None = None
+        self._targets: NDArray[np.int32] | None = None
+
+    def label(self, targets: Path, classes: list[str]) -> None:
+        """Gives them their targets, a file of (n,) int32.
+
+        Raises:
+            OSError, ValueError: it is no such file.
+        """
+        found = np.load(targets, mmap_mode="r", allow_pickle=False)
+        if found.shape != (len(self),) or found.dtype != np.int32:
+            raise ValueError(f"{TARGETS} is not of these shards")
+        self._labels, self._targets, self.classes = targets, None, classes
+        self.fingerprint = f"{self.fingerprint} {classes}"
+
+    @property
+    def targets(self) -> NDArray[np.int32]:
+        """Targets (n,), which the processes of a machine share; -1 without labels."""
+        if self._targets is None:
+            if self._labels is None:
+                return np.broadcast_to(np.int32(-1), len(self))
+            # Copy on write, because torch warns of arrays that cannot be written to.
+            self._targets = np.load(self._labels, mmap_mode="c", allow_pickle=False)
+        return self._targets
+
+    def __len__(self) -> int:
+        return int(self.shard_starts[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_targets": None}
+
+    def __getitem__(self, index: int) -> Item:
+        return decode_image(self.encoded(index), self.name_of(index)), int(self.targets[index])
+
+    def encoded(self, index: int) -> bytes:
+        """The file of an image."""
+        return self.value(index, self.column)
+
+    def value(self, index: int, column: str) -> bytes:
+        """The bytes of a column of a sample.
+
+        Raises:
+            UnreadableImage: its shard is not there, or damaged.
+            StorageAway: the storage does not answer.
+        """
+        number, place = self._place(index)
+        shard = self.shards[number]
+        try:
+            with self.storage.open(shard) as file:
+                return shard.value(file, place, column)
+        except ValueError as error:
+            lost = UnreadableImage(self.name_of(index), str(error))
+            lost.span = shard.samples
+            raise lost from None
+
+    def name_of(self, index: int) -> str:
+        """``<root>/<shard>, sample <place>``."""
+        number, place = self._place(index)
+        return f"{self.storage.root}/{self.shards[number].name}, sample {place}"
+
+    def _place(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = int(np.searchsorted(self.shard_starts, index, side="right")) - 1
+        return number, int(index - self.shard_starts[number])
+
+
+@contextlib.contextmanager
+def reaching(key: str, path: str, kind: str, absent: str, remedy: str) -> Iterator[None]:
+    """Says in the words of a config that a storage cannot be read.
+
+    Args:
+        key: dotted key of the path.
+        path: of the images.
+        kind: ``data.format``.
+        absent: the problem if there is nothing.
+        remedy: and what to do then.
+
+    Raises:
+        ConfigError: there is nothing, it does not answer, or pyarrow is not there to ask it.
+
+    >>> with reaching("data.train_path", "here", "streaming", "no shards", "give a folder"):
+    ...     raise FileNotFoundError
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: data.train_path='here': no shards; give a folder
+    """
+    try:
+        yield
+    except ImportError:
+        problem, install = "pyarrow is not installed", "pip install 'solo-ext[streaming]'"
+        raise ConfigError("data.format", kind, problem, install) from None
+    except FileNotFoundError:
+        raise ConfigError(key, path, absent, remedy) from None
+    except OSError as error:
+        remedy = "look at the address, the connection and the credentials"
+        raise ConfigError(key, path, _said(error), remedy) from None
+
+
+def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
+    """The folder of what is kept of these shards, where a remote storage has its copies.
+
+    Args:
+        storage: whose copies are there from now on.
+        shards: all of them.
+        digest: of their index; another one at the same address has other shards of the same names.
+
+    Raises:
+        ConfigError: the limit is too low for the shards.
+
+    >>> storage = Storage("shards", Streaming(cache_dir="copies"))
+    >>> prepare(storage, [Shard("shard.00000.mds", 900, 10, {})], "of an index").parent
+    PosixPath('copies')
+    """
+    settings = storage.settings
+    most = max(shard.size for shard in shards) * (settings.shuffle_shards + 2)
+    if storage.remote and storage.limit is not None and storage.limit < most:
+        raise ConfigError(
+            f"{KEY}.cache_limit",
+            settings.cache_limit,
+            f"{KEY}.shuffle_shards={settings.shuffle_shards} of these shards and the next two "
+            f"take up to {most / 2**20:.0f} MB",
+            "raise the limit, or shuffle fewer shards",
+        )
+    place = hashlib.sha256(os.fsencode(f"{storage.root} {digest}")).hexdigest()[:32]
+    own = Path(settings.cache_dir or cache_root() / "shards") / place
+    if storage.remote:
+        storage.copy_to(own / "shards")
+    return own
+
+
+def save_array(file: Path, array: NDArray[Any]) -> None:
+    """Writes an array as ``.npy``, whatever the file is called.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "targets"
+    >>> save_array(file, np.array([2, 0], dtype=np.int32))
+    >>> np.load(file).tolist()
+    [2, 0]
+    """
+    with file.open("wb") as opened:
+        np.save(opened, array)

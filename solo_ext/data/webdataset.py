@@ -1,0 +1,338 @@
+"""Tar files in the layout of WebDataset: ``000123.jpg`` beside ``000123.cls`` or ``000123.json``.
+
+Each tar is gone through once, from header to header. Where its images are is kept in the cache
+folder, so that sample i is one read, and the same image in every epoch and process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+
+from solo_ext.config.schema import Streaming
+from solo_ext.core.errors import ConfigError
+from solo_ext.core.files import atomic_write, locked, write_text
+from solo_ext.data.folders import numbered
+from solo_ext.data.shards import (
+    KEY,
+    TARGETS,
+    Shard,
+    Storage,
+    StreamingImages,
+    prepare,
+    reaching,
+    save_array,
+)
+
+logger = logging.getLogger(__name__)
+_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff")
+"""Extensions of images, that of a sample's the first which it has."""
+_PLACE = np.dtype([("offset", np.int64), ("size", np.int32)])
+_PLACES, _ABOUT = "places.npy", "about.json"
+_COMPRESSED = re.compile(r".*\.(tar\.(gz|bz2|xz|zst|lz4)|tgz)")
+_RANGE = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
+_LONGEST = 200
+"""Characters of a label."""
+_DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
+"""What tarfile raises for a file that is no tar."""
+
+
+class _Places:
+    """Offset and size of every image, which the processes of a machine share."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._held: NDArray[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"file": self.file, "_held": None}
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        if self._held is None:
+            self._held = np.load(self.file, mmap_mode="r", allow_pickle=False)
+        offset, size = self._held[index].item()
+        return offset, size
+
+
+@dataclass(frozen=True)
+class Tar(Shard):
+    """A tar whose images have been found; it has no column but these.
+
+    Attributes:
+        places: of the images of all tars.
+        first: the number of its first.
+    """
+
+    places: _Places
+    first: int
+
+    def value(self, file: BinaryIO, place: int, column: str) -> bytes:
+        offset, size = self.places[self.first + place]
+        # The header too: another tar may have come in the place of this one.
+        file.seek(offset - tarfile.BLOCKSIZE)
+        member = file.read(tarfile.BLOCKSIZE + size)
+        try:
+            header = tarfile.TarInfo.frombuf(member[: tarfile.BLOCKSIZE], "utf-8", "replace")
+        except tarfile.HeaderError as error:
+            raise ValueError(f"it is not as it was indexed ({error})") from None
+        if header.size != size or len(member) != tarfile.BLOCKSIZE + size:
+            raise ValueError("it is not as it was indexed")
+        return member[tarfile.BLOCKSIZE :]
+
+
+class _Part(NamedTuple):
+    """What a tar holds: places (n,) and labels (n,), and what is wrong behind these."""
+
+    places: NDArray[Any]
+    labels: NDArray[np.str_]
+    sha256: str = ""
+    wrong: str = ""
+
+
+def open_webdataset(
+    path: str, key: str, settings: Streaming, *, labelled: bool, whole: bool
+) -> StreamingImages:
+    """Opens ``data.format: webdataset``.
+
+    Args:
+        path: folder of tars, a tar, or tars as ``folder/train-{000..146}.tar``; local or on S3 or
+            GCS.
+        key: dotted key of the path.
+        settings: the section ``data.streaming``.
+        labelled: whether labels are wanted.
+        whole: whether a tar that cannot be read to its end is refused; else the rest is left out.
+
+    Raises:
+        ConfigError: there are no tars, they are damaged, compressed, or without images or labels,
+            the storage does not answer, or the limit is too low for them.
+
+    >>> open_webdataset("nowhere", "data.train_path", Streaming(), labelled=True, whole=True)
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: data.train_path='nowhere': no such folder; give a folder of...
+    """
+    folder, last = os.path.split(path)
+    single = last.endswith(".tar") and not os.path.isdir(os.path.expanduser(path))
+    storage = Storage((folder or ".") if single else path, settings)
+    remedy = "give a folder of .tar files, or `folder/name-{000..146}.tar`"
+    packed = [last] if _COMPRESSED.fullmatch(last) else []
+    if not packed:
+        with reaching(key, path, "webdataset", "no such folder", remedy):
+            listed = storage.listing()
+        packed = [] if single else sorted(filter(_COMPRESSED.fullmatch, listed))
+    if packed:
+        problem = f"{packed[0]!r} is compressed as a whole, and can only be read from its start"
+        raise ConfigError(key, path, problem, "unpack it to a plain .tar, with gunzip for example")
+    names = _expanded(last) if single else sorted(n for n in listed if n.endswith(".tar"))
+    found = {n: listed.get(n, (-1, -1)) for n in names if not n.startswith(".")}
+    if not found:
+        raise ConfigError(key, path, "no .tar in it", remedy)
+    shards = [Shard(name, size, 0, {}) for name, (size, _) in found.items()]
+    root = storage.root if storage.remote else os.path.abspath(storage.root)
+    own = prepare(storage, shards, f"{root} {json.dumps(found)}")
+    chosen = _digest(f"{settings.image} {settings.label}")
+    # Parts do not depend on which other tars there are: one of these may be mended before the end.
+    index, parts = own / chosen, own.parent / _digest(f"{root} {chosen}")
+    index.mkdir(parents=True, exist_ok=True)
+    with locked(index / "index.lock"):
+        about = _indexed(index, whole)
+        if about is None:
+            parts.mkdir(exist_ok=True)
+            files = [parts / _digest(f"{name} {state}") for name, state in found.items()]
+            try:
+                about = _index(storage, shards, files, index, whole)
+            except ValueError as error:
+                remedy = "mend it, or leave out what cannot be read with data.unreadable=skip"
+                raise ConfigError(key, path, str(error), remedy) from None
+            for file in files:
+                file.unlink(missing_ok=True)
+    if wrong := about["wrong"]:
+        said = "%s=%r: %d of %d tars are not whole, what is missing is left out; the first: %s"
+        logger.warning(said, key, path, len(wrong), len(shards), wrong[0])
+    places, first = _Places(index / _PLACES), 0
+    tars = []
+    for name, size, samples, hashes in about["shards"]:
+        if samples:
+            tars.append(Tar(name, size, samples, hashes, places, first))
+            first += samples
+    if not tars:
+        problem, remedy = f"no image in the tars of {path!r}", f"name one of {', '.join(_IMAGES)}"
+        raise ConfigError(f"{KEY}.image", settings.image, problem, remedy)
+    images = StreamingImages(storage, tars, "image", about["digest"])
+    if labelled and about["problem"]:
+        remedy = "name an extension or a key of .json, or set data.no_labels=true"
+        raise ConfigError(f"{KEY}.label", settings.label, about["problem"], remedy)
+    if labelled:
+        images.label(index / TARGETS, about["classes"])
+    return images
+
+
+def _expanded(name: str) -> list[str]:
+    """The names of ``name-{000..146}.tar``."""
+    found = _RANGE.search(name)
+    if found is None:
+        return [name]
+    first, last = found.groups()
+    before, after = name[: found.start()], _expanded(name[found.end() :])
+    numbers = range(int(first), int(last) + 1)
+    return [f"{before}{number:0{len(first)}}{rest}" for number in numbers for rest in after]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:32]
+
+
+def _indexed(index: Path, whole: bool) -> dict[str, Any] | None:
+    """What an earlier start has found, if it can be used."""
+    try:
+        about: dict[str, Any] = json.loads((index / _ABOUT).read_text())
+        sizes = {len(np.load(index / n, mmap_mode="r")) for n in (_PLACES, TARGETS)}
+        usable = sizes == {about["count"]} and not (whole and about["wrong"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return about if usable else None
+
+
+def _index(
+    storage: Storage, shards: list[Shard], files: list[Path], index: Path, whole: bool
+) -> dict[str, Any]:
+    """Goes through the tars that no earlier start has gone through, and writes the index.
+
+    Raises:
+        ValueError: a tar is damaged, and all have to be whole.
+    """
+    held, wrong, known = list[Any](), list[str](), dict[str, int]()
+    places, codes = [np.empty(0, _PLACE)], [np.empty(0, np.int32)]
+    # Of a storage several at once, unless one might make room for another that is being read.
+    pool = ThreadPoolExecutor(4 if storage.remote and storage.limit is None else 1)
+    console = Console(stderr=True)
+    shown = Progress(console=console, transient=True, disable=not console.is_interactive)
+    try:
+        found = pool.map(_part, itertools.repeat(storage), shards, files)
+        with shown:
+            for shard, part in zip(shards, shown.track(found, len(shards)), strict=True):
+                if part.wrong:
+                    wrong.append(f"{shard.name}, {part.wrong}")
+                    if whole:
+                        raise ValueError(f"a tar cannot be read: {wrong[0]}")
+                hashes = {"sha256": part.sha256} if part.sha256 else {}
+                held.append((shard.name, shard.size, len(part.places), hashes))
+                distinct, which = np.unique(part.labels, return_inverse=True)
+                numbers = [known.setdefault(str(label), len(known)) for label in distinct]
+                places.append(part.places)
+                codes.append(np.array(numbers, np.int32)[which])
+    finally:
+        pool.shutdown(cancel_futures=True)
+    targets, classes, problem = dict[str, int](), list[str](), "no sample of its tars has a label"
+    try:
+        targets, classes = numbered([label for label in known if label])
+    except ValueError as error:
+        problem = str(error)
+    by_code = np.array([targets.get(label, -1) for label in known], np.int32)
+    at, of = np.concatenate(places), by_code[np.concatenate(codes)]
+    digest = hashlib.sha256(json.dumps([entry[:3] for entry in held]).encode())
+    digest.update(at.tobytes() + of.tobytes())
+    about = {"shards": held, "count": len(at), "classes": classes, "wrong": wrong}
+    about |= {"problem": None if targets else problem, "digest": digest.hexdigest()}
+    # The arrays count from when this is there.
+    (index / _ABOUT).unlink(missing_ok=True)
+    atomic_write(index / _PLACES, lambda scratch: save_array(scratch, at))
+    atomic_write(index / TARGETS, lambda scratch: save_array(scratch, of))
+    write_text(index / _ABOUT, json.dumps(about))
+    return about
+
+
+def _part(storage: Storage, shard: Shard, file: Path) -> _Part:
+    """What a tar holds, kept in a file if it is whole."""
+    unusable = suppress(OSError, ValueError, KeyError, zipfile.BadZipFile)
+    with unusable, np.load(file, allow_pickle=False) as kept:
+        return _Part(kept["places"], kept["labels"], str(kept["sha256"]))
+    places, labels, wrong, sha256 = [], [], "", ""
+    settings = storage.settings
+    images = (settings.image.lower(),) if settings.image else _IMAGES
+    try:
+        with storage.open(shard) as opened:
+            for _, held in itertools.groupby(_members(opened, shard.size), lambda m: m[0]):
+                sample = {}
+                for _, kind, offset, size in held:
+                    if kind in sample:
+                        raise ValueError(f"a sample has .{kind} twice")
+                    sample[kind] = offset, size
+                image = next((kind for kind in images if kind in sample), None)
+                if image is not None:
+                    places.append(sample[image])
+                    labels.append(_label(opened, sample, settings.label))
+            if storage.remote:
+                opened.seek(0)
+                sha256 = hashlib.sha256(opened.read()).hexdigest()
+    except _DAMAGE as error:
+        wrong = str(error)
+    part = _Part(np.array(places, _PLACE), np.array(labels, np.str_), sha256, wrong)
+    if not wrong:
+
+        def save(scratch: Path) -> None:
+            with scratch.open("wb") as out:
+                np.savez(out, places=part.places, labels=part.labels, sha256=sha256)
+
+        atomic_write(file, save)
+    return part
+
+
+def _members(file: BinaryIO, end: int) -> Iterator[tuple[Any, str, int, int]]:
+    """Sample, extension, offset and size of the files in a tar, as WebDataset divides their names.
+
+    Names are compared and never opened. Links, devices and sparse files are passed over.
+
+    Raises:
+        ValueError, tarfile.TarError: the tar is damaged.
+    """
+    last = 0
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        while (member := tar.next()) is not None:
+            # It would keep them all.
+            tar.members = []  # type: ignore[attr-defined]
+            folder, _, name = member.name.rpartition("/")
+            stem, _, kind = name.partition(".")
+            size, start, last = member.size, last, member.offset_data
+            # A size below zero would lead tarfile back, for ever.
+            if size < 0 or last <= start or last + size > end:
+                raise ValueError("a file in it goes beyond its end")
+            if stem and kind and member.isreg() and not member.issparse() and size < 2**31:
+                yield (folder, stem), kind.lower(), last, size
+        file.seek(tar.offset)
+        # For tarfile one that is cut short between two files, or damaged there, ends as any other.
+        if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+            raise ValueError(f"at byte {tar.offset} is neither a file nor the end of a tar")
+
+
+def _label(file: BinaryIO, sample: dict[str, tuple[int, int]], name: str | None) -> str:
+    """The label: the file of the extension ``name``, or that key of the JSON; else empty."""
+    kind = (name or "cls").lower()
+    read = kind if kind in sample else "json"
+    if read not in sample:
+        return ""
+    offset, size = sample[read]
+    file.seek(offset)
+    try:
+        value: Any = file.read(size).decode().strip()
+        if read != kind:
+            value = json.loads(value).get(name or "label")
+    except (ValueError, RecursionError, AttributeError):
+        return ""
+    return str(value)[:_LONGEST] if isinstance(value, str | int | float) else ""

@@ -1,0 +1,476 @@
+"""Tars of WebDataset: which of their files are samples, and what is noted of them.
+
+How their samples are read and ordered, and how tars are copied, is in ``test_streaming.py``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from solo_ext.config.schema import Images
+from solo_ext.core.errors import ConfigError
+from solo_ext.data import shards as sharded
+from solo_ext.data import webdataset
+from solo_ext.data.convert import convert
+from solo_ext.data.images import class_names, images_fingerprint, names_fingerprint, open_images
+from solo_ext.data.reading import Skipping, targets_of
+from tests.data import making
+from tests.data.test_streaming import ADDRESS, Remote, stand_in
+
+EACH = 4
+NAMES = [f"train-{number:03}.tar" for number in range(3)]
+
+
+def section(path: Path | str, **given: Any) -> Images:
+    return making.section(path, format="webdataset", **given)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def sample(level: int) -> dict[str, bytes]:
+    return {"png": making.png(level), "cls": b"%d" % (level % 3)}
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """Three tars with the levels 0 to 11, which are the numbers of the samples."""
+    for number, name in enumerate(NAMES):
+        own = range(number * EACH, (number + 1) * EACH)
+        making.write_tar(tmp_path / "tars" / name, list(map(sample, own)))
+    return tmp_path / "tars"
+
+
+def levels(images: Any) -> list[int]:
+    return [images[i][0].getpixel((0, 0))[0] for i in range(len(images))]
+
+
+def one_tar(folder: Path, *files: tuple[str, bytes]) -> Path:
+    folder.mkdir(exist_ok=True)
+    with tarfile.open(folder / "one.tar", "w") as tar:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return folder
+
+
+def test_the_images_of_class_folders(tmp_path: Path) -> None:
+    """In the same order, so that they are the same data set; and as shards of MDS."""
+    for level in range(12):
+        file = tmp_path / "folder" / "012"[level // 4] / f"{level:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(making.png(level))
+    folder = open_images(making.section(tmp_path / "folder"), "train")
+    samples = [{"cls": b"%d\n" % (i // 4), "png": making.png(i)} for i in range(12)]
+    for number in (0, 1):
+        own = samples[number * 6 : (number + 1) * 6]
+        making.write_tar(tmp_path / "tars" / f"{number}.tar", own)
+    images: Any = open_images(section(tmp_path / "tars"), "train")
+    assert [(p.tobytes(), t) for p, t in images] == [
+        (folder[i][0].tobytes(), folder[i][1]) for i in range(12)
+    ]
+    assert class_names(images) == class_names(folder)
+    assert images.targets.tolist() == targets_of(folder)
+    convert(images, tmp_path / "shards", 500)
+    found: Any = open_images(making.section(tmp_path / "shards", format="streaming"), "train")
+    assert sorted(zip(levels(found), found.targets.tolist(), strict=True)) == [
+        (i, i // 4) for i in range(12)
+    ]
+    assert class_names(found) == class_names(images)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("", range(12)),
+        ("train-001.tar", range(4, 8)),
+        ("train-{000..002}.tar", range(12)),
+        ("train-{001..002}.tar", range(4, 12)),
+        ("train-0{0..0}{1..2}.tar", range(4, 12)),
+    ],
+)
+def test_paths(name: str, found: range, tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tars / "val-000.txt").write_text("no tar")
+    (tars / "._train-000.tar").write_text("of a Mac")
+    assert levels(open_images(section(tars / name), "train")) == list(found)
+    monkeypatch.chdir(tars)
+    assert levels(open_images(section(name or "."), "train")) == list(found)
+
+
+# Which files are samples.
+
+
+def test_files_of_a_sample(tmp_path: Path) -> None:
+    """As WebDataset groups them: by the name up to the first dot, one after another."""
+    images: Any = open_images(
+        section(
+            one_tar(
+                tmp_path / "tars",
+                ("README", b"no extension"),
+                ("._a.jpg", b"of a Mac"),
+                ("x.y/a.json", b'{"label": 2}'),
+                ("x.y/a.seg.png", making.png(90)),
+                ("x.y/a.PNG", making.png(0)),
+                ("b.png", making.png(1)),
+                ("b.cls", b" 5\n"),
+                ("b.json", b'{"label": 3}'),
+                ("nothing.cls", b"7"),
+                ("a.png", making.png(2)),
+                ("c.cls", b"0"),
+                ("c.webp", b"another"),
+                ("c.jpg", making.png(3)),
+                ("d.jpeg", making.png(4)),
+                ("d.json", b'["label"]'),
+                ("e.jpg", making.png(5)),
+                ("e.json", b"{"),
+                ("f.jpg", making.png(6)),
+                ("f.json", b'{"label": [1]}'),
+            )
+        ),
+        "train",
+    )
+    assert levels(images) == list(range(7))
+    assert images.targets.tolist() == [2, 5, -1, 0, -1, -1, -1]
+    assert class_names(images) == [str(i) for i in range(6)]
+
+
+def test_chosen_files(tmp_path: Path) -> None:
+    path = one_tar(
+        tmp_path / "tars",
+        ("a.png", making.png(90)),
+        ("a.small.png", making.png(0)),
+        ("a.json", b'{"label": 0, "kind": "dog"}'),
+        ("a.fine.txt", b"7"),
+        ("b.small.png", making.png(1)),
+        ("b.json", b'{"label": 1, "kind": "ant"}'),
+    )
+
+    def of(**chosen: str) -> tuple[list[int], list[int], list[str]]:
+        images: Any = open_images(section(path, streaming=chosen), "train")
+        return levels(images), images.targets.tolist(), class_names(images)
+
+    assert of() == ([90], [0], ["0"])
+    assert of(image="small.png") == ([0, 1], [0, 1], ["0", "1"])
+    assert of(image="SMALL.png", label="kind") == ([0, 1], [1, 0], ["ant", "dog"])
+    assert of(label="fine.txt")[1:] == ([7], [str(i) for i in range(8)])
+
+
+@pytest.mark.parametrize(
+    ("label", "problem"),
+    [
+        ({}, "no sample of its tars has a label; name an extension or a key of .json, or set data"),
+        ({"cls": b"\xff"}, "no sample of its tars has a label"),
+        ({"json": b'{"other": 1}'}, "no sample of its tars has a label"),
+        ({"json": b"[" * 100_000}, "no sample of its tars has a label"),
+        ({"cls": b"01"}, "label '01' is neither a number up to 999999 without leading zeros nor a"),
+        ({"json": b'{"label": 0.5}'}, "label '0.5' is neither"),
+    ],
+)
+def test_without_labels(label: dict[str, bytes], problem: str, tmp_path: Path) -> None:
+    making.write_tar(tmp_path / "tars" / "one.tar", [{"png": making.png(5), **label}])
+    with pytest.raises(ConfigError, match=problem) as caught:
+        open_images(section(tmp_path / "tars"), "train")
+    assert caught.value.key == "data.streaming.label"
+    images = open_images(section(tmp_path / "tars", no_labels=True), "train")
+    assert (levels(images), targets_of(images)) == ([5], [-1])
+
+
+def test_no_image(tmp_path: Path) -> None:
+    making.write_tar(tmp_path / "tars" / "one.tar", [{"txt": b"a"}])
+    with pytest.raises(ConfigError, match=r"no image in the tars of .*; name one of jpg, jpeg"):
+        open_images(section(tmp_path / "tars"), "train")
+
+
+# Files from elsewhere.
+
+
+def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
+    """Links, devices and folders; names are not paths, and pickles are not read."""
+    (tmp_path / "secret.png").write_bytes(making.png(90))
+    (tmp_path / "tars").mkdir()
+    with tarfile.open(tmp_path / "tars" / "one.tar", "w") as tar:
+        for name, kind in (
+            ("a.png", tarfile.SYMTYPE),
+            ("b.png", tarfile.LNKTYPE),
+            ("c.png", tarfile.CHRTYPE),
+            ("d.png", tarfile.FIFOTYPE),
+            ("e.png", tarfile.DIRTYPE),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, str(tmp_path / "secret.png")
+            tar.addfile(member)
+        for index, name in enumerate(("../../up", "/etc/passwd", "x" * 5000, "\udcff")):
+            for kind_, content in (
+                ("png", making.png(index)),
+                ("cls", b"0"),
+                ("pyd", pickle.dumps(Path)),
+                ("pth", b"\x80"),
+            ):
+                member = tarfile.TarInfo(f"{name}.{kind_}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    before = sorted(tmp_path.rglob("*"))
+    assert levels(open_images(section(tmp_path / "tars"), "train")) == [0, 1, 2, 3]
+    left = {p for p in tmp_path.rglob("*") if p.relative_to(tmp_path).parts[0] != "cache"}
+    assert sorted(left) == before
+
+
+def cut(end: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[:end]
+
+
+def at(place: int, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda content: content[:place] + new + content[place + len(new) :]
+
+
+def size_below_zero() -> bytes:
+    """A header that states -512 bytes, and whose checksum is right: tarfile reads it for ever."""
+    member = tarfile.TarInfo("a.png")
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"\xff" * 10 + b"\xfe\x00"
+    header[148:156] = b" " * 8
+    header[148:155] = b"%06o\0" % sum(header)
+    return bytes(header)
+
+
+HEADERS = 4 * 512
+"""Bytes of a sample: a header, less than 512 of an image, a header, and a digit."""
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
+    "cut within an image": (cut(HEADERS + 560), "a file in it goes beyond its end", 0),
+    "cut within a header": (cut(HEADERS + 100), "at byte 2048 is neither a file nor the end", 0),
+    "cut between samples": (cut(2 * HEADERS), "at byte 4096 is neither a file nor the end", 1),
+    "cut before the label": (cut(HEADERS + 1024), "at byte 3072 is neither a file nor the end", 1),
+    "another header": (at(HEADERS, b"?"), "at byte 2048 is neither a file nor the end", 0),
+    "a size below zero": (
+        at(2 * HEADERS, size_below_zero()),
+        "a file in it goes beyond its end",
+        1,
+    ),
+    "empty": (cut(0), "empty file", 0),
+    "no tar": (lambda content: b"x" * len(content), "invalid header|bad checksum", 0),
+    "compressed": (gzip.compress, "invalid header|bad checksum|truncated", 0),
+    "twice": (lambda content: content[:512] * 4 + content, "has .png twice|beyond its end", 0),
+}
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_tar(how: str, tars: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Refused by its name, or what is whole of it is read; mended it is read again."""
+    make, problem, left = DAMAGES[how]
+    file = tars / NAMES[1]
+    content = file.read_bytes()
+    file.write_bytes(make(content))
+    with pytest.raises(ConfigError, match=f"a tar cannot be read: {NAMES[1]}, .*({problem}).*skip"):
+        open_images(section(tars), "train")
+    for _ in range(2):
+        images = open_images(section(tars, unreadable="skip"), "train")
+        assert isinstance(images, Skipping)
+        held = levels(images)
+        # A sample before the damage may have had more files.
+        assert held == [*range(4), *range(4, 4 + left), *range(8, 12)]
+        assert targets_of(images) == [level % 3 for level in held]
+        assert NAMES[1] in caplog.text
+        caplog.clear()
+    with pytest.raises(ConfigError, match=problem):
+        open_images(section(tars), "train")
+    file.write_bytes(content)
+    assert levels(open_images(section(tars), "train")) == list(range(12))
+    assert not caplog.text
+
+
+@pytest.mark.fault
+def test_a_tar_that_is_not_there(tars: Path) -> None:
+    path = tars / "train-{000..003}.tar"
+    with pytest.raises(ConfigError, match=r"train-003.tar, the shard is not there; mend it, or"):
+        open_images(section(path), "train")
+    assert levels(open_images(section(path, unreadable="skip"), "train")) == list(range(12))
+    (tars / "train-003.tar").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"train-003.tar, the shard is not there"):
+        open_images(section(tars), "train")
+
+
+@pytest.mark.parametrize("name", ["train.tar.gz", "train.tgz", "train.tar.zst"])
+def test_compressed_tars(name: str, tars: Path) -> None:
+    (tars / name).write_bytes(b"packed")
+    for path in (tars, tars / name):
+        with pytest.raises(ConfigError, match=f"'{name}' is compressed as a whole.*plain .tar"):
+            open_images(section(path), "train")
+    assert levels(open_images(section(tars / "train-{000..002}.tar"), "train")) == list(range(12))
+
+
+def test_no_tars(tmp_path: Path) -> None:
+    for path, problem in ((tmp_path / "none", "no such folder"), (tmp_path, "no .tar in it")):
+        with pytest.raises(ConfigError, match=f"{problem}; give a folder of .tar files"):
+            open_images(section(path), "val")
+
+
+# The index.
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the tars that are gone through."""
+    found: list[str] = []
+    through = webdataset._members
+
+    def note(file: Any, end: int) -> Any:
+        found.append(Path(f"/proc/self/fd/{file.fileno()}").resolve().name)
+        return through(file, end)
+
+    monkeypatch.setattr(webdataset, "_members", note)
+    return found
+
+
+def test_tars_are_gone_through_once(tars: Path, seen: list[str], cache: Path) -> None:
+    images = open_images(section(tars), "train")
+    assert seen == NAMES
+    assert levels(open_images(section(tars), "val")) == levels(images)
+    assert levels(open_images(section(tars, no_labels=True), "train")) == levels(images)
+    assert seen == NAMES
+    kept = sorted(file.name for file in cache.rglob("*.*"))
+    assert kept == ["about.json", "index.lock", "places.npy", "targets.npy"]
+    # Another tar of the same name and size, and one more.
+    shutil.copy(tars / NAMES[0], tars / NAMES[1])
+    making.write_tar(tars / "train-003.tar", [sample(20)])
+    assert levels(open_images(section(tars), "train")) == [*range(4), *range(4), *range(8, 12), 20]
+    assert seen == [*NAMES, *NAMES, "train-003.tar"]
+
+
+def test_goes_on_where_it_ended(
+    tars: Path, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at the third tar, which is then all that is left, and one that has changed."""
+    part = webdataset._part
+
+    def end(storage: Any, shard: Any, file: Path) -> Any:
+        if shard.name == NAMES[2]:
+            raise KeyboardInterrupt
+        return part(storage, shard, file)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(webdataset, "_part", end)
+        with pytest.raises(KeyboardInterrupt):
+            open_images(section(tars), "train")
+    assert seen == NAMES[:2]
+    making.write_tar(tars / NAMES[0], [sample(level) for level in (20, 21, 22, 23)])
+    # Another run, of some of them, takes nothing away.
+    open_images(section(tars / NAMES[2]), "train")
+    images = open_images(section(tars), "train")
+    assert seen == [*NAMES[:2], NAMES[2], NAMES[0], NAMES[2]]
+    assert levels(images) == [*range(20, 24), *range(4, 12)]
+
+
+@pytest.mark.parametrize("name", ["about.json", "places.npy", "targets.npy"])
+def test_an_index_that_is_not_whole(name: str, tars: Path, seen: list[str], cache: Path) -> None:
+    open_images(section(tars), "train")
+    (file,) = cache.rglob(name)
+    file.write_bytes(file.read_bytes()[:-3])
+    assert levels(open_images(section(tars), "train")) == list(range(12))
+    assert seen == 2 * NAMES
+
+
+def test_fingerprints(tars: Path, tmp_path: Path) -> None:
+    """Of the images, their order and labels; wherever they are."""
+    images = open_images(section(tars), "train")
+    elsewhere = shutil.copytree(tars, tmp_path / "elsewhere", copy_function=shutil.copyfile)
+    other = open_images(section(elsewhere), "train")
+    assert images_fingerprint(images) == images_fingerprint(other) is not None
+    assert names_fingerprint(images) == names_fingerprint(other)
+    file = elsewhere / NAMES[0]
+    content = bytearray(file.read_bytes())
+    # The label of the first.
+    assert content[1536:1537] == b"0"
+    content[1536:1537] = b"1"
+    file.write_bytes(content)
+    changed = open_images(section(elsewhere), "train")
+    assert names_fingerprint(changed) != names_fingerprint(images)
+
+
+def test_what_a_process_is_sent_does_not_grow_with_the_images(tmp_path: Path) -> None:
+    sizes = []
+    for count in (10, 1000):
+        path = tmp_path / str(count) / "one.tar"
+        making.write_tar(path, [sample(i % 256) for i in range(count)])
+        images: Any = open_images(section(path.parent), "train")
+        images[3]
+        sent = pickle.dumps(images)
+        sizes.append(len(sent))
+        assert levels(pickle.loads(sent))[:9] == list(range(9))
+    assert sizes[1] - sizes[0] < 20
+
+
+def test_another_tar_while_it_is_read(tars: Path) -> None:
+    """Of the same bytes, whose images are elsewhere."""
+    images = open_images(section(tars), "train")
+    making.write_tar(tars / NAMES[0], [{"cls": b"0", "png": making.png(1)}] * EACH)
+    with pytest.raises(Exception, match="it is not as it was indexed"):
+        images[1]
+    assert images[4]
+
+
+# A storage.
+
+
+@pytest.fixture
+def remote(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    return stand_in(tars, tmp_path, monkeypatch)
+
+
+def test_tars_of_a_storage_are_downloaded_once(
+    remote: Remote, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (tmp_path, cache):
+        # Wherever a run is started.
+        monkeypatch.chdir(folder)
+        assert levels(open_images(section(ADDRESS), "train")) == list(range(12))
+    assert remote.asked == dict.fromkeys(NAMES, 1)
+    names = f"{ADDRESS}/train-{{001..002}}.tar"
+    assert levels(open_images(section(names), "train")) == list(range(4, 12))
+
+
+def test_with_less_room_than_all_take(
+    remote: Remote, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3, 6):
+        making.write_tar(remote.root / f"train-{number:03}.tar", [sample(4 * number)])
+    monkeypatch.setitem(sharded._UNITS, "mb", 3 * 10240)
+    settings = {"cache_limit": "1mb", "shuffle_shards": 1}
+    images = open_images(section(ADDRESS, streaming=settings), "train")
+    assert len(list(cache.rglob("train-*.tar"))) == 3
+    assert levels(images) == [*range(13), 16, 20]
+
+
+@pytest.mark.fault
+def test_goes_on_when_the_storage_is_back(remote: Remote) -> None:
+    remote.faults[NAMES[2]] = [OSError("AWS Error NETWORK_CONNECTION")] * 4
+    with pytest.raises(sharded.StorageAway, match=r"train-002.tar: .*tried 4 times"):
+        open_images(section(ADDRESS, unreadable="skip"), "train")
+    assert levels(open_images(section(ADDRESS), "train")) == list(range(12))
+    assert remote.asked == {NAMES[0]: 1, NAMES[1]: 1, NAMES[2]: 5}
+
+
+@pytest.mark.fault
+def test_a_tar_that_its_storage_has_lost(remote: Remote) -> None:
+    remote.faults[NAMES[1]] = [FileNotFoundError(2, "not there")] * 8
+    with pytest.raises(ConfigError, match=r"train-001.tar, the shard is not there .tried 4 times"):
+        open_images(section(ADDRESS), "train")
+    images = open_images(section(ADDRESS, unreadable="skip"), "train")
+    assert levels(images) == [*range(4), *range(8, 12)]
+    assert remote.asked == {NAMES[0]: 1, NAMES[1]: 8, NAMES[2]: 1}
+    # It is there again.
+    assert levels(open_images(section(ADDRESS), "train")) == list(range(12))
