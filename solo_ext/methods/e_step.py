@@ -25,7 +25,6 @@ from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
 from solo_ext.core.draws import LARGE, mix
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.files import writing
 from solo_ext.core.types import FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank
@@ -319,6 +318,8 @@ class EStep:
         count, dim = len(self._samples), self.prototypes.means[0].shape[1]
         if self.settings.features_dir is None:
             return torch.zeros(count, dim, device=device)
+        from solo_ext.core.files import writing
+
         folder, rows = Path(self.settings.features_dir), max(1, count)
         folder.mkdir(parents=True, exist_ok=True)
         with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
