@@ -18,6 +18,7 @@ from tests.conftest import MakeConfig
 from tests.lab.training.resumable import STEPS, config_of
 from tests.lab.training.same_run import assert_resumes, assert_same_run, train
 
+REST = ("debiased", "hard_negative", "metric", "nnclr_symmetric", "protocpc", "protoseed")
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -63,8 +64,13 @@ def _forgotten() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["mochi", "pcl", "seed", "simclr"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("mochi", "pcl", "seed", "simclr")),
+        *(pytest.param(m, marks=pytest.mark.matrix) for m in REST),
+    ],
+)
 def test_traced_and_resumed_it_is_the_same_run(
     method: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
 ) -> None:

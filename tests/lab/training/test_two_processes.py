@@ -1,4 +1,4 @@
-"""Two processes (gloo), with accumulated gradients, in bfloat16 and from shards, against one."""
+"""Two processes (gloo) against one: accumulated gradients, bfloat16, compiled, from shards."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ HALF = BATCH // 2
 RUNS: dict[str, dict[str, Any]] = {
     "accumulated": {"batch": HALF, "accumulate_grad_batches": 2},
     "bf16": {"batch": BATCH, "precision": "bf16-mixed"},
+    "compiled": {
+        "batch": HALF,
+        "accumulate_grad_batches": 2,
+        # Runs what torch traced as it is: kernels of its own round otherwise for each size.
+        "performance": {"compile": "eager"},
+    },
     "shards": {"batch": HALF, "accumulate_grad_batches": 2},
     "tars": {"batch": HALF, "accumulate_grad_batches": 2},
 }
