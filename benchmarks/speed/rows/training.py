@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmarks.interleaved import peak_mib
 from benchmarks.speed.counting import synchronisations
-from benchmarks.speed.target import Effort, Finding, Measured, Target, at_most
+from benchmarks.speed.target import Effort, Finding, Measured, at_most
 from benchmarks.speed.turns import a_teacher, race_trainers, train, training_images
 
 Run = tuple[str, tuple[str, ...]]
