@@ -403,7 +403,7 @@ def reaching(key: str, path: str, kind: str, absent: str, remedy: str) -> Iterat
     except ImportError:
         problem, install = "pyarrow is not installed", "pip install 'solo-ext[streaming]'"
         raise ConfigError("data.format", kind, problem, install) from None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(key, path, absent, remedy) from None
     except OSError as error:
         remedy = "look at the address, the connection and the credentials"

@@ -16,7 +16,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -30,6 +30,7 @@ from solo_ext.config.schema import Streaming
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import atomic_write, locked, write_text
 from solo_ext.data.folders import numbered
+from solo_ext.data.reading import StorageAway
 from solo_ext.data.shards import (
     KEY,
     TARGETS,
@@ -66,7 +67,11 @@ class _Places:
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         if self._held is None:
-            self._held = np.load(self.file, mmap_mode="r", allow_pickle=False)
+            try:
+                self._held = np.load(self.file, mmap_mode="r", allow_pickle=False)
+            except FileNotFoundError:
+                remedy = "the next start goes through them again"
+                raise StorageAway(f"{self.file}: the index of the tars is gone; {remedy}") from None
         offset, size = self._held[index].item()
         return offset, size
 
@@ -143,25 +148,33 @@ def open_webdataset(
     found = {n: listed.get(n, (-1, -1)) for n in names if not n.startswith(".")}
     if not found:
         raise ConfigError(key, path, "no .tar in it", remedy)
+    away = [name for name, (size, _) in found.items() if size < 0]
+    if away and (whole or len(away) == len(found)):
+        # Before the others are gone through, which may take hours.
+        problem = f"{away[0]!r} is not there ({len(away)} of {len(found)} tars are not)"
+        left_out = "" if len(away) == len(found) else ", or leave it out with data.unreadable=skip"
+        raise ConfigError(key, path, problem, remedy + left_out)
     shards = [Shard(name, size, 0, {}) for name, (size, _) in found.items()]
     root = storage.root if storage.remote else os.path.abspath(storage.root)
-    own = prepare(storage, shards, f"{root} {json.dumps(found)}")
     chosen = _digest(f"{settings.image} {settings.label}")
-    # Parts do not depend on which other tars there are: one of these may be mended before the end.
-    index, parts = own / chosen, own.parent / _digest(f"{root} {chosen}")
-    index.mkdir(parents=True, exist_ok=True)
-    with locked(index / "index.lock"):
-        about = _indexed(index, whole)
-        if about is None:
-            parts.mkdir(exist_ok=True)
-            files = [parts / _digest(f"{name} {state}") for name, state in found.items()]
-            try:
-                about = _index(storage, shards, files, index, whole)
-            except ValueError as error:
-                remedy = "mend it, or leave out what cannot be read with data.unreadable=skip"
-                raise ConfigError(key, path, str(error), remedy) from None
-            for file in files:
-                file.unlink(missing_ok=True)
+    with _keeping(settings):
+        own = prepare(storage, shards, f"{root} {json.dumps(found)}")
+        # Parts do not depend on which other tars there are: one of these may be mended before the
+        # end.
+        index, parts = own / chosen, own.parent / _digest(f"{root} {chosen}")
+        index.mkdir(parents=True, exist_ok=True)
+        with locked(index / "index.lock"):
+            about = _indexed(index, whole)
+            if about is None:
+                parts.mkdir(exist_ok=True)
+                files = [parts / _digest(f"{name} {state}") for name, state in found.items()]
+                try:
+                    about = _index(storage, shards, files, index, whole)
+                except ValueError as error:
+                    remedy = "mend it, or leave out what cannot be read with data.unreadable=skip"
+                    raise ConfigError(key, path, str(error), remedy) from None
+                for file in files:
+                    file.unlink(missing_ok=True)
     if wrong := about["wrong"]:
         said = "%s=%r: %d of %d tars are not whole, what is missing is left out; the first: %s"
         logger.warning(said, key, path, len(wrong), len(shards), wrong[0])
@@ -181,6 +194,20 @@ def open_webdataset(
     if labelled:
         images.label(index / TARGETS, about["classes"])
     return images
+
+
+@contextmanager
+def _keeping(settings: Streaming) -> Iterator[None]:
+    """Says in the words of a config that the cache folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        # That of a tar which is being read names no file.
+        if error.filename is None:
+            raise
+        problem = f"{error.filename!r} cannot be written: {error.strerror}"
+        remedy = "name a folder with room that can be written, here or in SOLO_EXT_CACHE"
+        raise ConfigError(f"{KEY}.cache_dir", settings.cache_dir, problem, remedy) from None
 
 
 def _expanded(name: str) -> list[str]:

@@ -90,7 +90,7 @@ class EStepKwargs(Section):
     e_step: Literal["exact", "bank"] = "exact"
     e_step_every: PositiveInt = 1
     e_step_sample: PositiveInt | None = None
-    features_dir: FolderName | None = None
+    features_dir: Annotated[FolderName, MinLen(1)] | None = None
     kmeans: KMeansKwargs = KMeansKwargs()
 
 

@@ -25,6 +25,7 @@ from solo_ext.data.images import class_names, images_fingerprint, names_fingerpr
 from solo_ext.data.reading import Skipping, targets_of
 from tests.data import making
 from tests.data.test_streaming import ADDRESS, Remote, stand_in
+from tests.mounts import fill, small_disk
 
 EACH = 4
 NAMES = [f"train-{number:03}.tar" for number in range(3)]
@@ -296,12 +297,29 @@ def test_a_damaged_tar(how: str, tars: Path, caplog: pytest.LogCaptureFixture) -
 @pytest.mark.fault
 def test_a_tar_that_is_not_there(tars: Path) -> None:
     path = tars / "train-{000..003}.tar"
-    with pytest.raises(ConfigError, match=r"train-003.tar, the shard is not there; mend it, or"):
+    (tars / NAMES[0]).write_bytes(b"")
+    # Said before the others are gone through: the first of these is damaged.
+    absent = r"'train-003.tar' is not there .1 of 4 tars are not.; give a folder .*unreadable=skip"
+    with pytest.raises(ConfigError, match=absent):
         open_images(section(path), "train")
-    assert levels(open_images(section(path, unreadable="skip"), "train")) == list(range(12))
+    assert levels(open_images(section(path, unreadable="skip"), "train")) == list(range(4, 12))
     (tars / "train-003.tar").symlink_to("nowhere")
-    with pytest.raises(ConfigError, match=r"train-003.tar, the shard is not there"):
+    with pytest.raises(ConfigError, match=absent):
         open_images(section(tars), "train")
+
+
+@pytest.mark.parametrize("unreadable", ["refuse", "skip"])
+def test_none_of_the_tars_is_there(unreadable: str, tars: Path) -> None:
+    """As of a pattern of another kind, which counts as a name."""
+    absent = r"'train-\*.tar' is not there .*; give a folder of .tar files, or `[^`]*`$"
+    with pytest.raises(ConfigError, match=absent):
+        open_images(section(tars / "train-*.tar", unreadable=unreadable), "train")
+
+
+def test_a_file_is_no_folder_of_tars(tars: Path) -> None:
+    (tars / "list.txt").write_text("train-000.tar")
+    with pytest.raises(ConfigError, match=r"no such folder; give a folder of .tar files"):
+        open_images(section(tars / "list.txt"), "train")
 
 
 @pytest.mark.parametrize("name", ["train.tar.gz", "train.tgz", "train.tar.zst"])
@@ -382,6 +400,29 @@ def test_an_index_that_is_not_whole(name: str, tars: Path, seen: list[str], cach
     file.write_bytes(file.read_bytes()[:-3])
     assert levels(open_images(section(tars), "train")) == list(range(12))
     assert seen == 2 * NAMES
+
+
+@pytest.mark.fault
+def test_a_cache_that_cannot_be_written(tars: Path, cache: Path) -> None:
+    """It is not the tars that are at fault."""
+    cache.write_text("a file")
+    with pytest.raises(ConfigError, match=r"cannot be written: Not a directory; name a") as caught:
+        open_images(section(tars), "train")
+    assert caught.value.key == "data.streaming.cache_dir"
+    with small_disk(tars.parent / "disk", "size=4k") as disk:
+        fill(disk)
+        with pytest.raises(ConfigError, match="cannot be written: No space left") as caught:
+            open_images(section(tars, streaming={"cache_dir": str(disk)}), "train")
+    assert caught.value.key == "data.streaming.cache_dir"
+
+
+@pytest.mark.fault
+def test_an_index_that_is_removed_while_a_run_trains(tars: Path, cache: Path) -> None:
+    """As a new worker finds it."""
+    images = open_images(section(tars), "train")
+    shutil.rmtree(cache)
+    with pytest.raises(sharded.StorageAway, match="the index of the tars is gone; the next start"):
+        images[0]
 
 
 def test_fingerprints(tars: Path, tmp_path: Path) -> None:

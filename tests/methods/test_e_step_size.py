@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from solo_ext import clustering
 from solo_ext.core.errors import UserError
+from solo_ext.methods.e_step import EStepKwargs
 from tests.scripts import run_script
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -106,6 +107,12 @@ def test_features_lie_in_a_file_that_has_no_name(
         assert names == []
     gc.collect()
     assert files_in(folder) == os.listdir(folder) == []
+
+
+def test_no_name_is_no_folder() -> None:
+    """A variable that is not set would else mean the folder in which the run was started."""
+    with pytest.raises(ValueError, match="features_dir"):
+        EStepKwargs(features_dir="")
 
 
 @pytest.mark.slow
