@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import tarfile
@@ -30,7 +31,7 @@ from solo_ext.config.schema import Streaming
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import atomic_write, locked, write_text
 from solo_ext.data.folders import numbered
-from solo_ext.data.reading import StorageAway
+from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, StorageAway
 from solo_ext.data.shards import (
     KEY,
     TARGETS,
@@ -51,6 +52,8 @@ _COMPRESSED = re.compile(r".*\.(tar\.(gz|bz2|xz|zst|lz4)|tgz)")
 _RANGE = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
 _LONGEST = 200
 """Characters of a label."""
+_MOST = 10**6
+"""Tars that a pattern may name."""
 _DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 """What tarfile raises for a file that is no tar."""
 
@@ -144,6 +147,9 @@ def open_webdataset(
     if packed:
         problem = f"{packed[0]!r} is compressed as a whole, and can only be read from its start"
         raise ConfigError(key, path, problem, "unpack it to a plain .tar, with gunzip for example")
+    count = math.prod(max(0, int(b) - int(a) + 1) for a, b in _RANGE.findall(last))
+    if single and count > _MOST:
+        raise ConfigError(key, path, f"{count:,} tars are named", f"{remedy}, at most {_MOST:,}")
     names = _expanded(last) if single else sorted(n for n in listed if n.endswith(".tar"))
     found = {n: listed.get(n, (-1, -1)) for n in names if not n.startswith(".")}
     if not found:
@@ -184,6 +190,8 @@ def open_webdataset(
         if samples:
             tars.append(Tar(name, size, samples, hashes, places, first))
             first += samples
+    if not tars and len(wrong) == len(shards):
+        raise ConfigError(key, path, f"no tar can be read; the first: {wrong[0]}", "mend them")
     if not tars:
         problem, remedy = f"no image in the tars of {path!r}", f"name one of {', '.join(_IMAGES)}"
         raise ConfigError(f"{KEY}.image", settings.image, problem, remedy)
@@ -202,8 +210,8 @@ def _keeping(settings: Streaming) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # That of a tar which is being read names no file.
-        if error.filename is None:
+        # An error while a tar is read names no file, or is of too many open ones.
+        if error.filename is None or error.errno in NOT_THE_IMAGES_FAULT:
             raise
         problem = f"{error.filename!r} cannot be written: {error.strerror}"
         remedy = "name a folder with room that can be written, here or in SOLO_EXT_CACHE"

@@ -403,6 +403,20 @@ def test_an_index_that_is_not_whole(name: str, tars: Path, seen: list[str], cach
 
 
 @pytest.mark.fault
+def test_no_tar_is_whole(tars: Path) -> None:
+    for name in NAMES:
+        (tars / name).write_bytes(b"no tar")
+    with pytest.raises(ConfigError, match=f"no tar can be read; the first: {NAMES[0]}"):
+        open_images(section(tars, unreadable="skip"), "train")
+
+
+def test_more_tars_than_anyone_has(tars: Path) -> None:
+    """Their names alone would fill the memory."""
+    with pytest.raises(ConfigError, match="1,000,000,000,000 tars are named"):
+        open_images(section(tars / "{0..999999}-{0..999999}.tar"), "train")
+
+
+@pytest.mark.fault
 def test_a_cache_that_cannot_be_written(tars: Path, cache: Path) -> None:
     """It is not the tars that are at fault."""
     cache.write_text("a file")
