@@ -318,7 +318,9 @@ class RayLauncher:
         fit = sum(all(one.get(k, 0) >= v for k, v in self.takes.items()) for one in held)
         if fit < nodes > 1:
             # Ray itself says nothing, and a cluster may grow.
-            logger.warning(f"--nodes={nodes}: runs wait, Ray has {fit} with {self.takes}")
+            logger.warning(
+                f"--nodes={nodes}: runs wait for nodes with {self.takes}, of which Ray has {fit}"
+            )
 
     def __call__(self, folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
         util = self.ray.util

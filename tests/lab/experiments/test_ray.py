@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -316,6 +317,22 @@ def test_told_to_end_it_saves(
     (saved,) = checkpoints(run_dir)
     assert saved.step is not None
     assert "stopped by SIGTERM" in (run_dir / "work.log").read_text()
+
+
+def test_too_few_nodes_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray would wait for them without a word."""
+    ray = MagicMock()
+    ray.cluster_resources.return_value = {}
+    ray.nodes.return_value = [
+        {"Alive": alive, "Resources": {"CPU": 2.0}} for alive in (True, False)
+    ]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    RayLauncher(2)
+    assert not caplog.messages
+    RayLauncher(2, nodes=2)
+    assert caplog.messages == ["--nodes=2: runs wait for nodes with {'CPU': 2}, of which Ray has 1"]
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
