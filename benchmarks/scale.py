@@ -1,7 +1,8 @@
 """``python -m benchmarks.scale``: what a process keeps of a billion images, from made numbers.
 
-Listing, order and clusters of that many images are made and used as a run uses them, without the
-images. ``--check`` fails if the host's memory of a process exceeds 2 GB, or its start ten seconds.
+Listing, labels, order, and the clusters and the bank of one of 512 processes, are made and used as
+a run uses them, without the images; what lies on a GPU in a run is in the host's memory here.
+``--check`` fails if a process's own memory exceeds 2 GB, or its start ten seconds.
 """
 
 from __future__ import annotations
@@ -18,18 +19,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from solo_ext.core import distributed
 from solo_ext.core.draws import LARGE
 from solo_ext.data.fixed import labels_of
 from solo_ext.data.listing import Listing
 from solo_ext.data.reading import ImageFiles
 from solo_ext.data.views import EpochSampler, TrainingViews
+from solo_ext.memory.clusters import ClusterPrototypes
+from solo_ext.memory.features import FeatureBank
 
 MOST_BYTES, MOST_SECONDS = 2e9, 10.0
 CLASS = 1_000_000
 """Images of a class."""
 NAME = len("000/000000.jpg\0")
 BATCH, BATCHES = 256, 100
+PROCESSES, OF_PROCESS = 512, 32
+"""Those that share clusters and bank, and images of a batch that each of them has."""
+COUNTS, DIM = (25_000, 50_000, 100_000), 128
 
 
 class Measured(NamedTuple):
@@ -113,6 +123,36 @@ def served(listing: Listing, first: int, batches: int) -> Measured:
     return measure(f"paths of {name}", lambda: sum(map(len, paths)))[0]
 
 
+def shared_out(images: int) -> list[Measured]:
+    """Clusters and bank of the last process: made and filled, then used for a batch.
+
+    The other processes are not there: what they would send is what this one sends itself.
+    """
+    dist.init_process_group("fake", rank=PROCESSES - 1, world_size=PROCESSES, store=FakeStore())
+    try:
+        made, (clusters, bank) = measure("clusters and bank made", lambda: _state(images))
+        samples = torch.randint(images, (OF_PROCESS,))
+
+        def batch() -> None:
+            clusters.of(samples)
+            keys = torch.ones(OF_PROCESS, DIM)
+            bank.update_(distributed.gather(samples), distributed.gather(keys))
+
+        return [made, measure("clusters and bank of a batch", batch)[0]]
+    finally:
+        dist.destroy_process_group()
+
+
+def _state(images: int) -> tuple[ClusterPrototypes, FeatureBank]:
+    clusters, bank = ClusterPrototypes(COUNTS, DIM), FeatureBank(DIM)
+    bank.resize_(images)
+    # Zeros alone would take no memory yet.
+    bank.value.fill_(1)
+    share = bank.filled.fill_(True).to(torch.int32)
+    clusters.assignments = share.expand(len(COUNTS), -1).clone()
+    return clusters, bank
+
+
 def main() -> int:
     """Makes, measures, prints, and removes what was made."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
@@ -127,7 +167,7 @@ def main() -> int:
         folder = Path(name)
         made, _ = measure("listing made", lambda: make_listing(folder, args.images))
         size = sum(file.stat().st_size for file in folder.iterdir())
-        found = start(folder, args.images)
+        found = start(folder, args.images) + shared_out(args.images)
         listing, last = Listing.mapped(folder, "/data/"), args.images // 8 // BATCH - BATCHES
         later = [served(listing, place, BATCHES) for place in (1, last)]
     print(f"{args.images:,} images; files that processes share: {size / 1e9:.2f} GB")

@@ -33,7 +33,9 @@ def test_ten_million_images(
     """As many as 2^24 are: mapped, and in a computed order."""
     monkeypatch.setattr("solo_ext.core.draws.LARGE", 10**6)
     monkeypatch.setattr(scale, "LARGE", 10**6)
-    monkeypatch.setattr(scale, "MOST_BYTES", 20e6)
+    monkeypatch.setattr(scale, "COUNTS", (100, 200))
+    # A share of the bank is 10 MB; the whole one would be 5 GB.
+    monkeypatch.setattr(scale, "MOST_BYTES", 50e6)
     words = ["scale", "--images", "10000000", "--folder", str(tmp_path), "--check"]
     monkeypatch.setattr("sys.argv", words)
     assert scale.main() == 0
