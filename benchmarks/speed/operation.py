@@ -24,9 +24,11 @@ from benchmarks.interleaved import (
 )
 from benchmarks.speed.counting import counted
 from benchmarks.speed.target import Effort, Finding, Measured, Row, Target, at_most
+from solo_ext.lab.training.cpu_precision import multiplies_bfloat16
 
 OURS, AGAIN = "ours", "again"
 NEEDS_GPU, OF_CPU = "needs a GPU", "a target on a CPU"
+NEEDS_BFLOAT16 = "needs a processor with AVX512-BF16 or AMX"
 LAUNCHES = "launches"
 EXACT, NARROW = 1e-5, 1e-2
 """Most that results may differ, in fp32 and where ours multiplies in bfloat16."""
@@ -240,6 +242,13 @@ def peer(module: str, make: Callable[[Any], Work]) -> Work | str:
     if not installed(library):
         return not_installed(library)
     return make(importlib.import_module(module))
+
+
+def in_bfloat16(effort: Effort, work: Work) -> Work | str:
+    """A call that multiplies in bfloat16, for which most processors take minutes."""
+    if effort.device == "cpu" and effort.shrink == 1 and not multiplies_bfloat16():
+        return NEEDS_BFLOAT16
+    return work
 
 
 def compiled(effort: Effort, function: Callable[..., Any], *args: Any) -> Work | str:

@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no backend": (
         {**TRIPLET, **CLUSTER, "clusters": {"kmeans": {"backend": "flash"}}},
         "clusters.kmeans.backend",
-        "='flash': needs features on CUDA",
+        "='flash': needs CUDA",
     ),
     "more clusters than images": (
         {**TRIPLET, **CLUSTER, "clusters": {"num_prototypes": [49]}},

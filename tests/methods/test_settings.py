@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no backend": (
         {**PROTOTYPES, "clusters": {"num_prototypes": [3], "kmeans": {"backend": "flash"}}},
         "clusters.kmeans.backend",
-        "='flash': needs features on CUDA",
+        "='flash': needs CUDA",
     ),
     "positives": (
         {"positives": "neighbour"},

@@ -19,6 +19,7 @@ from benchmarks.speed.operation import (
     Setup,
     across,
     compiled,
+    in_bfloat16,
     relative,
     unit,
 )
@@ -111,8 +112,8 @@ def setup(effort: Effort, sizes: tuple[int, ...], negatives: int) -> Setup:
             PEER: of(sampled, [count] * len(tables)),
             "plain, all": of(plain_all),
             "compiled, all": compiled(effort, of(plain_all)),
-            "bfloat16": all_of(ours, narrow),
-            "drawn, bfloat16": all_of(drawn, narrow, count),
+            "bfloat16": in_bfloat16(effort, all_of(ours, narrow)),
+            "drawn, bfloat16": in_bfloat16(effort, all_of(drawn, narrow, count)),
         },
         lambda found, expected: relative(across(found, query), across(expected, query)),
         {

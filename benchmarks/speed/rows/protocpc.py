@@ -18,6 +18,7 @@ from benchmarks.speed.operation import (
     Setup,
     across,
     compiled,
+    in_bfloat16,
     relative,
     unit,
 )
@@ -76,7 +77,7 @@ def step(effort: Effort, size: int, dim: int, learns: bool) -> Setup:
     return Setup(
         {
             "ours": ours,
-            "bfloat16": lambda: ours(torch.bfloat16),
+            "bfloat16": in_bfloat16(effort, lambda: ours(torch.bfloat16)),
             "pseudo-code": lambda: plain(pseudo_code),
             "compiled": made
             if isinstance(made, str)
@@ -99,7 +100,7 @@ def seed(effort: Effort) -> Setup:
     return Setup(
         {
             "ours": of(seed_loss_func),
-            "bfloat16": of(seed_loss_func, 0.2, 0.01, torch.bfloat16),
+            "bfloat16": in_bfloat16(effort, of(seed_loss_func, 0.2, 0.01, torch.bfloat16)),
             "plain": of(plain_seed, 0.2, 0.01),
             "compiled": made
             if isinstance(made, str)

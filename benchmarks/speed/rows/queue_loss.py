@@ -18,6 +18,7 @@ from benchmarks.speed.operation import (
     Setup,
     across,
     compiled,
+    in_bfloat16,
     peer,
     relative,
     unit,
@@ -60,7 +61,9 @@ def setup(effort: Effort, size: int) -> Setup:
     return Setup(
         {
             "ours": lambda: gradient(info_nce_loss_func, queue, TEMPERATURE),
-            "bfloat16": lambda: gradient(info_nce_loss_func, queue, TEMPERATURE, torch.bfloat16),
+            "bfloat16": in_bfloat16(
+                effort, lambda: gradient(info_nce_loss_func, queue, TEMPERATURE, torch.bfloat16)
+            ),
             "plain (PCL, MoCo)": lambda: gradient(of_copy, queue),
             "compiled": compiled(effort, lambda: gradient(of_copy, queue)),
             "solo-learn": solo_learn,

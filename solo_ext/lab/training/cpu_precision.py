@@ -31,9 +31,7 @@ def precision_for(run: RunConfig, convolutions: Convolutions) -> str:
     >>> precision_for(run, [(nn.Conv2d(3, 8, 3), (3, 32, 32))])
     '32-true'
     """
-    # torch 2.10 does not say what the processor has, and keeps fp32.
-    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    if not run.on_cpu or not (has.get("avx512_bf16") or has.get("amx_bf16")):
+    if not run.on_cpu or not multiplies_bfloat16():
         return "32-true"
     last = not run.performance.disable_channel_last
     geometries = {(str(layer), shape): layer for layer, shape in convolutions}
@@ -45,6 +43,17 @@ def precision_for(run: RunConfig, convolutions: Convolutions) -> str:
             )
             return "32-true"
     return "bf16-mixed"
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has AVX512-BF16 or AMX; others multiply bfloat16 slower than fp32.
+
+    >>> type(multiplies_bfloat16())
+    <class 'bool'>
+    """
+    # torch 2.10 does not say what the processor has, and keeps fp32.
+    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 def right(layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True) -> bool:
