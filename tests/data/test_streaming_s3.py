@@ -152,7 +152,7 @@ def test_tars(tar_server: Server, tars: Path, tmp_path: Path) -> None:
         for (views, targets), (others, labels) in zip(loader, expected, strict=True):
             assert views.equal(others)
             assert targets.equal(labels)
-    with pytest.raises(ConfigError, match=rf"train-{last + 1:03}.tar, the shard is not there"):
+    with pytest.raises(ConfigError, match=rf"'train-{last + 1:03}.tar' is not there"):
         of_tars(f"{ADDRESS}/train-{{000..{last + 1:03}}}.tar")
     with pytest.raises(ConfigError, match=r"no such folder; give a folder of \.tar files"):
         of_tars("s3://bucket/other")
