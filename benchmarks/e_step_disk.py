@@ -77,6 +77,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--alone", action="store_true")
     args = parser.parse_args()
+    if not args.folder.is_dir():
+        parser.error(f"{args.folder}: no folder; name one on the disk to measure")
     torch.set_num_threads(1)
     features = {"file": in_file(args.rows, args.folder)}
     if not args.alone:

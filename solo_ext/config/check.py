@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -248,6 +249,7 @@ def _first_mistake(
 
 def _allowed(message: str) -> str:
     words = message.removeprefix("Input should be ").partition(" or instance of ")[0]
+    words = re.sub(r"^\w+ should have (.*?)( after validation.*|$)", r"\1", words)
     return words.replace("a valid dictionary", "a mapping")
 
 

@@ -78,7 +78,7 @@ class Shard:
         return None
 
     def value(self, file: BinaryIO, place: int, column: str) -> bytes:
-        """The bytes of a column of a sample.
+        """The bytes of a column of a sample, which the format of the file decides.
 
         Raises:
             ValueError: the file is damaged.
@@ -351,7 +351,7 @@ class StreamingImages(Dataset[Item]):
         return self.value(index, self.column)
 
     def value(self, index: int, column: str) -> bytes:
-        """The bytes of a column of a sample.
+        """The bytes of a column of a sample, which the format of the file decides.
 
         Raises:
             UnreadableImage: its shard is not there, or damaged.

@@ -282,7 +282,7 @@ def _data(args: argparse.Namespace) -> Any:
         )
     for name in done.unreadable:
         say(args, f"left out  {name}")
-    say(args, f"written   {done.images} images in {done.shards} shards, {args.out}")
+    say(args, f"written   {done.images} images in shards ({done.shards}), {args.out}")
     say(args, f"read      data.format=streaming data.{args.split}_path={args.out}")
     return {**done._asdict(), "out": args.out}
 
