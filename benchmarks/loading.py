@@ -33,10 +33,11 @@ from solo_ext.core.files import append_lines
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.dali import dali_installed
 from solo_ext.data.fixed import FixedView
+from solo_ext.data.loaders import pretrain_loader
 from solo_ext.data.raw_batches import RawBatches
 from solo_ext.data.reading import load_image
+from solo_ext.host.dali_loader import DALILoader
 from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.run_data import train_loader
 from solo_ext.lab.training.run_dir import environment
 
 BATCH = 64
@@ -100,7 +101,8 @@ def work(source: Source, data: Path, size: int, blur: float) -> Any:
             ],
         )
     )
-    loader = train_loader(prepared.run, prepared.train)
+    make = DALILoader if prepared.run.data.format == "dali" else pretrain_loader
+    loader = make(prepared.run, prepared.train)
     if isinstance(loader.dataset, RawBatches):
         run, pixels = prepared.run, loader.dataset.pixels
         augment = BatchAugment(

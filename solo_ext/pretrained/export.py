@@ -20,6 +20,7 @@ from timm.models import PretrainedCfg
 from torch import Tensor, nn
 
 from solo_ext.config.check import validated
+from solo_ext.config.schema import Backbone
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import writing
 from solo_ext.data.fixed import statistics
@@ -29,7 +30,6 @@ from solo_ext.pretrained.exported import (
     FETCHING,
     KEY,
     WEIGHTS,
-    BackboneOf,
     Metadata,
     load_exported,
 )
@@ -236,7 +236,7 @@ def _write_for_timm(
     folder.mkdir()
     for model, args in timm_twins(name, kwargs):
         architecture = model.partition(".")[0]
-        twin = BackboneOf(name=PREFIX + architecture, kwargs=args)
+        twin = Backbone(name=PREFIX + architecture, kwargs=args)
         about = metadata.model_copy(update={"backbone": twin})
         _write_weights(folder / WEIGHTS, backbone, about)
         (folder / CONFIG).write_text(json.dumps(_timm_config(model, about), indent=1))

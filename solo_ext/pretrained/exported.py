@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Len
 from pydantic_core import from_json
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from solo_ext import host
 from solo_ext.config.check import validated
+from solo_ext.config.schema import Backbone
 from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from solo_ext.data.fixed import Transform, eval_transform
@@ -28,17 +29,6 @@ FETCHING = (
     "weights",
 )
 """Arguments that read other files or the network; the export already contains the weights."""
-
-
-class BackboneOf(Section):
-    """``backbone`` of the run, or timm's model that is the same network.
-
-    >>> BackboneOf(name="resnet18", kwargs={})
-    BackboneOf(name='resnet18', kwargs={})
-    """
-
-    name: str
-    kwargs: dict[str, Any]
 
 
 class Metadata(Section):
@@ -62,7 +52,7 @@ class Metadata(Section):
 
     format_version: Literal[1] = 1
     solo_ext: str
-    backbone: BackboneOf
+    backbone: Backbone
     features_dim: PositiveInt
     input_size: PositiveInt
     mean: Annotated[list[float], Len(3, 3)]

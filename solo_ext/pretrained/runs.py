@@ -264,20 +264,25 @@ def _behind(run: Pretrained, networks: str) -> dict[str, Any]:
 
 def _activation(cfg: CommonConfig) -> Activation | None:
     """Activation of the head, which its weights do not show; ``None`` if the config does not."""
-    method, settings = cfg.method, dict(cfg.method_kwargs)
-    teacher = settings.get("teacher")
-    if isinstance(teacher, Mapping):
+    seen: set[Path] = set()
+    while isinstance(teacher := dict(cfg.method_kwargs).get("teacher"), Mapping):
         # A student's head is an MLP with ReLU, or like its teacher's.
-        layout = "moco_v2" if settings.get("head") == "mlp" else teacher.get("layout", "run")
+        mlp = dict(cfg.method_kwargs).get("head") == "mlp"
+        layout = "moco_v2" if mlp else teacher.get("layout", "run")
         if layout != "run":
             return "gelu" if layout == "dino" else "relu"
         try:
-            return _activation(_config_of(_checkpoint_in(Path(teacher["path"]))))
+            file = _checkpoint_in(Path(teacher["path"])).resolve()
+            cfg = _config_of(file)
         except (UserError, TypeError, KeyError):
             return None
-    if method in GELU:
+        if file in seen:
+            # A config from elsewhere may name itself as its teacher.
+            return None
+        seen.add(file)
+    if cfg.method in GELU:
         return "gelu"
-    return "relu" if method in RELU else None
+    return "relu" if cfg.method in RELU else None
 
 
 def _first_below(weights: Mapping[str, Tensor], *prefixes: str) -> tuple[str, dict[str, Tensor]]:

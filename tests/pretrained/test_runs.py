@@ -258,15 +258,17 @@ def test_a_projector_that_is_no_such_head(saved: Callable[..., Any]) -> None:
         ({"head": "teacher", "teacher": {"layout": "dino"}}, "gelu"),
         ({"head": "teacher", "teacher": {"layout": "swav"}}, "relu"),
         ({"head": "teacher", "teacher": {"layout": "run", "path": "nowhere"}}, None),
-        ({"head": "teacher", "teacher": {"layout": "run", "path": "own"}}, "relu"),
+        ({"head": "teacher", "teacher": {"layout": "run", "path": "its teacher"}}, "relu"),
+        ({"head": "teacher", "teacher": {"layout": "run", "path": "itself"}}, None),
     ],
 )
 def test_head_of_a_student(
     settings: dict[str, Any], activation: str | None, saved: Callable[..., Any], teacher: Path
 ) -> None:
     _, run = saved("simclr")
-    if settings["teacher"].get("path") == "own":
-        settings = {**settings, "teacher": {"layout": "run", "path": str(teacher)}}
+    folders = {"its teacher": teacher, "itself": run}
+    if (path := settings["teacher"].get("path")) in folders:
+        settings = {**settings, "teacher": {"layout": "run", "path": str(folders[path])}}
     change(run, lambda a: a.update(method="seed", method_kwargs=settings))
     found = load(run)
     assert activation is None if found.head is None else f"{activation}(" in str(found.head).lower()

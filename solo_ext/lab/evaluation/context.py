@@ -214,8 +214,10 @@ class EvalContext:
         return store.features(batches, self.ranks)
 
 
-def open_context(name: str, settings: EvalRun, progress: Progress = no_progress) -> EvalContext:
-    """Loads a model and opens the images that it is evaluated on.
+def open_context(
+    model: str | Model, settings: EvalRun, progress: Progress = no_progress
+) -> EvalContext:
+    """Loads a model, unless it is one, and opens the images that its config names.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -231,30 +233,7 @@ def open_context(name: str, settings: EvalRun, progress: Progress = no_progress)
     """
     ranks = _ranks()
     device = _device(settings.device, ranks)
-    return context_of(open_model(name, settings), settings, device, progress, ranks)
-
-
-def context_of(
-    model: Model,
-    settings: EvalRun,
-    device: str,
-    progress: Progress = no_progress,
-    ranks: Ranks = ALONE,
-) -> EvalContext:
-    """Context of a loaded model and the images that its config names.
-
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> root = Path(tempfile.mkdtemp())
-    >>> for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
-    ...     (root / name).mkdir(parents=True)
-    ...     Image.new("RGB", (8, 8), "red").save(root / name / "1.png")
-    >>> data = {"train_path": str(root / "train"), "val_path": str(root / "val")}
-    >>> settings = EvalRun(data=data, crop_size=8)
-    >>> context = context_of(open_model("pixels", settings), settings, "cpu")
-    >>> len(context.train), context.class_names
-    (2, ['cat', 'dog'])
-    """
+    model = open_model(model, settings) if isinstance(model, str) else model
     cfg = evaluation_config(model.cfg, settings)
     train, test = _images(cfg)
     return EvalContext(model, settings, cfg, train, test, device, model.folder, progress, ranks)

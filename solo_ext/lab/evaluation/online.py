@@ -76,7 +76,7 @@ class OnlineEvaluation(Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         done = trainer.current_epoch + 1
         last = done == trainer.max_epochs or 0 <= trainer.max_steps <= trainer.global_step
-        if last or done % self.every_n_epochs == 0:
+        if last or trainer.should_stop or done % self.every_n_epochs == 0:
             self._log(trainer, self._measure(trainer, pl_module, done), epoch=done)
 
     def _measure(

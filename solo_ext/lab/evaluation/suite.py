@@ -13,11 +13,12 @@ from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 import torch
 from annotated_types import MinLen
 from pydantic import create_model
+from typing_extensions import TypedDict
 
 from solo_ext import __version__
 from solo_ext.config.check import validated
@@ -112,6 +113,32 @@ def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str,
     return EvalRun(**{key: getattr(checked, key) for key in EvalRun.model_fields}), chosen
 
 
+class _Entry(TypedDict):
+    """What a protocol found, or why it failed."""
+
+    protocol: str
+    title: str
+    settings: dict[str, Any]
+    key: NotRequired[str]
+    seconds: float
+
+
+class _Done(_Entry):
+    status: Literal["done"]
+    headline: dict[str, Any]
+    results: list[dict[str, Any]]
+
+
+class _Failed(_Entry):
+    status: Literal["failed"]
+    error: str
+
+
+class _Record(TypedDict):
+    base: str
+    entries: list[_Done | _Failed]
+
+
 class _Suite:
     """One call: what is known before a protocol runs, and the growing record."""
 
@@ -183,11 +210,11 @@ class _Suite:
     def _earlier(self) -> dict[str, dict[str, Any]]:
         """Entries that were written for the same base, whatever their settings."""
         try:
-            record = read_json(self.folder / RECORD, dict[str, Any])
-            entries = record["entries"] if record["base"] == self.base else []
-            return {e["protocol"]: e for e in entries if e["protocol"] in PROTOCOLS}
-        except (OSError, KeyError, TypeError, AttributeError, UserError):
+            record = read_json(self.folder / RECORD, _Record)
+        except (OSError, UserError):
             return {}
+        entries: list[Any] = record["entries"] if record["base"] == self.base else []
+        return {e["protocol"]: e for e in entries if e["protocol"] in PROTOCOLS}
 
     def _complete(self, entry: Mapping[str, Any], key: str) -> bool:
         return (entry.get("key"), entry.get("status")) == (key, "done") and all(

@@ -41,9 +41,9 @@ class LocalLauncher:
     than a small run.
 
     Args:
-        parallel: how many; null: one for each GPU, else one for each ``threads`` cores.
+        parallel: how many; null: as many as there are GPUs, else cores, for all processes.
         threads: CPU threads of a run.
-        devices: GPUs of one run.
+        devices: GPUs, or processes on a CPU, of one run.
 
     Raises:
         ConfigError: more devices than there are GPUs.
@@ -54,7 +54,7 @@ class LocalLauncher:
         if 0 < present < devices:
             raise ConfigError("--devices", devices, f"there are {present} GPUs", "take fewer")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        self.places = parallel or present // devices or max(1, cores // threads)
+        self.places = parallel or present // devices or max(1, cores // (threads * devices))
         self.devices = devices
         # Libraries read the number of threads when they are imported.
         os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -107,32 +107,14 @@ def read_records(folder: Path) -> list[Record]:
     lines = read_text(file, most=_MOST_BYTES).splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
-            record = as_record(line)
-        except ValueError as error:
+            record = _RECORD.validate_json(line)
+        except ValidationError as error:
             if number == len(lines) and not line.endswith("\n"):
                 continue
-            raise UserError(
-                f"{file}, line {number}: not a record of a run ({error}); remove the line"
-            ) from None
+            why = f"not a record of a run ({first_problem(error)}); remove the line"
+            raise UserError(f"{file}, line {number}: {why}") from None
         found[record["key"]] = record
     return list(found.values())
-
-
-def as_record(text: str) -> Record:
-    """Reads one record.
-
-    Raises:
-        ValueError: naming the first field that is missing or of another type.
-
-    >>> as_record("{}")
-    Traceback (most recent call last):
-        ...
-    ValueError: key: Field required
-    """
-    try:
-        return _RECORD.validate_json(text)
-    except ValidationError as error:
-        raise ValueError(first_problem(error)) from None
 
 
 def code_version() -> dict[str, Any]:

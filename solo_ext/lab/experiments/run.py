@@ -11,14 +11,13 @@ import yaml
 
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import StoppedBySignal, UserError
-from solo_ext.core.files import append_lines, locked, read_text, write_text
+from solo_ext.core.files import append_lines, locked, read_json, write_text
 from solo_ext.lab.experiments.launchers import Launcher
 from solo_ext.lab.experiments.plan import PlannedRun
 from solo_ext.lab.experiments.records import (
     RECORDS,
     SETTINGS,
     Record,
-    as_record,
     note_claims,
     read_records,
 )
@@ -141,11 +140,11 @@ def _collect(out: Path, plan: Sequence[PlannedRun], held: dict[str, Record]) -> 
         file = out / RUNS / run.folder / RECORD
         if run.key not in held and file.exists():
             try:
-                record = as_record(read_text(file))
+                record = read_json(file, Record)
                 if record["key"] != run.key:
-                    raise ValueError(record["key"])
+                    raise UserError(record["key"])
                 fresh.append(record)
-            except (OSError, ValueError, UserError) as error:
+            except (OSError, UserError) as error:
                 why = f"not a record of this run ({error}); remove it"
                 raise UserError(f"{str(file)!r}: {why}") from None
     if fresh:

@@ -30,7 +30,7 @@ from solo_ext.core.errors import UserError, in_one_line
 from solo_ext.core.files import append_lines, first_problem, locked, read_jsonl, write_text
 from solo_ext.core.messages import show_messages
 from solo_ext.data.workers import JOB_SIGNALS
-from solo_ext.lab.evaluation.context import context_of, open_context
+from solo_ext.lab.evaluation.context import open_context
 from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
 from solo_ext.lab.evaluation.protocol import measure
 from solo_ext.lab.evaluation.suite import read_suite_settings
@@ -154,14 +154,10 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
     device = "cpu" if on_cpu else "cuda"
     shared, chosen = read_suite_settings({**suite_settings(planned.evaluation), "device": device})
     trained = planned.baseline is None
-    if trained:
-        checkpoint = _train(prepared, folder)
-        # Lightning has ended the other ranks, so rank 0 evaluates alone.
-        context = open_context(str(checkpoint), shared).alone()
-        where = json.loads((folder / ENVIRONMENT).read_text())
-    else:
-        context = context_of(_baseline(planned, prepared, folder), shared, device)
-        where = environment()
+    model = str(_train(prepared, folder)) if trained else _baseline(planned, prepared, folder)
+    # Lightning has ended the other ranks, so rank 0 evaluates alone.
+    context = open_context(model, shared).alone()
+    where = json.loads((folder / ENVIRONMENT).read_text()) if trained else environment()
     scores: dict[str, float] = {}
     for name, protocol in chosen.items():
         scores |= _named(name, protocol.headline(measure(protocol, context)))

@@ -31,7 +31,7 @@ from solo_ext.core.errors import (
 )
 from solo_ext.core.files import locked, write_text
 from solo_ext.data.folders import ClassFolders
-from solo_ext.data.loaders import ResumableLoader, fixed_loader
+from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import unwrapped
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.host.patches import announce, repairs_for, select_for_run
@@ -41,7 +41,7 @@ from solo_ext.lab.training.lightning_internals import log_without_waiting
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.resume_point import Identity, resume_point
-from solo_ext.lab.training.run_data import RunData, train_loader
+from solo_ext.lab.training.run_data import RunData
 from solo_ext.lab.training.run_dir import (
     ARGS,
     CONFIG,
@@ -142,7 +142,8 @@ def pretrain(
     identity = Identity.of(run, prepared.train)
     held = checkpoints(run_dir)
     resume = resume_point(run_dir, run.resume_from_checkpoint, identity, force=force)
-    loader: Any = train_loader(run, prepared.train)
+    make: Any = DALILoader if run.data.format == "dali" else pretrain_loader
+    loader = make(run, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(run, prepared.val)
     data = RunData(run, loader, val_loader)
 

@@ -11,28 +11,10 @@ from torch import Tensor
 from solo_ext.config.schema import RunConfig
 from solo_ext.data.batch_augment import BatchAugment, ViewDraws
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.loaders import FixedLoader, ResumableLoader, pretrain_loader
+from solo_ext.data.loaders import FixedLoader, ResumableLoader
 from solo_ext.data.mixing import MixDraws, ViewMixer
 from solo_ext.data.raw_batches import RawBatch, RawBatches
-from solo_ext.data.reading import Images
 from solo_ext.host.dali_loader import DALILoader
-
-
-def train_loader(run: RunConfig, images: Images) -> ResumableLoader | DALILoader:
-    """The loader that ``data.format`` names; see :func:`pretrain_loader`.
-
-    >>> from PIL import Image
-    >>> from solo_ext.config.check import check_run
-    >>> from solo_ext.config.compose import compose
-    >>> words = ["optimizer.batch_size=4", "data.num_workers=0", "data.augmentation=image"]
-    >>> images = [(Image.new("RGB", (32, 32)), 3)] * 8
-    >>> loader = train_loader(check_run(compose("digits/simclr", words)), images)
-    >>> indices, crops, targets = next(iter(loader))
-    >>> indices.shape, [tuple(crop.shape) for crop in crops], targets.tolist()
-    (torch.Size([4]), [(4, 3, 32, 32), (4, 3, 32, 32)], [3, 3, 3, 3])
-    """
-    make = DALILoader if run.data.format == "dali" else pretrain_loader
-    return make(run, images)
 
 
 class _DrawnBatch(NamedTuple):

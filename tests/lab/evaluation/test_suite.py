@@ -240,6 +240,17 @@ def test_damaged_record_is_begun_again(text: str, run: Path) -> None:
 
 
 @pytest.mark.fault
+def test_damaged_entry_is_measured_again(run: Path) -> None:
+    whole = evaluate_suite(run, QUICK)["entries"]
+    for change in ({"status": None}, {"results": 3}, {"headline": None}, {"status": "failed"}):
+        record = read(run)[0]
+        record["entries"][0] |= change
+        (run / "eval_suite.json").write_text(json.dumps(record))
+        again = evaluate_suite(run, QUICK)["entries"]
+        assert [e["results"] for e in again] == [e["results"] for e in whole]
+
+
+@pytest.mark.fault
 @pytest.mark.parametrize("below", ["", "sub"])
 def test_folder_that_cannot_be_written_is_found_at_once(
     below: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from solo_ext.core.errors import ConfigError, UserError
@@ -304,6 +305,16 @@ def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> 
     fails = False
     run_benchmark(settings, plan, tmp_path, launcher)
     assert started[1:] == [teacher, student]
+
+
+def test_as_many_runs_at_once_as_their_processes_have_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert LocalLauncher(None, threads=2).places == 4
+    assert LocalLauncher(None, threads=2, devices=2).places == 2
 
 
 @pytest.mark.slow
