@@ -27,7 +27,6 @@ from benchmarks.speed.rows import (
     sinkhorn,
 )
 from benchmarks.speed.target import Effort
-from solo_ext import host
 from solo_ext.clustering.backends import nearest_by_flash
 from solo_ext.clustering.lloyd import search
 from solo_ext.core.precision import matmul_precision
@@ -187,10 +186,7 @@ def step(method: str) -> Row:
     """A whole step of the method's config."""
     with fake_cuda():
         cost = cost_of(steps.step(steps.CONFIGS[method]))
-    # The release has timm's LARS, which reads nothing.
-    lars = method == "nnclr_symmetric" and host.load().info.generation == "main"
-    why = "solo-learn's LARS reads norms on the host; with upstream/fixes/0019 it does not"
-    return Row(f"step of {method}", cost, None, why if lars else "")
+    return Row(f"step of {method}", cost, None, "")
 
 
 ROWS: dict[str, Callable[[], Row]] = {

@@ -3,8 +3,8 @@
 A patch names the symptom that it cures, and yields (owner, attribute, value) for what it replaces,
 or nothing if the installed solo-learn does not have the defect. There are two kinds:
 
-- Patches that only make something work that used to raise are applied when the host is loaded. They
-  change no number of a run that worked.
+- Patches that change no number are applied when the host is loaded. They make something work that
+  used to raise; one spares a GPU a wait.
 - Patches that change a number (``changes_numbers``) are applied for runs that ask for them by the
   key ``patches`` of the config, which their records keep. Some of these do not change the weights
   of an uninterrupted run; runs of plugins' methods and of ``solo-ext`` get them without asking, see
@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
+from torch.optim.sgd import sgd
 from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import FakeData
@@ -443,6 +444,61 @@ def _no_labels() -> Iterator[Replacement]:
         (_base().BaseMomentumMethod, "_shared_step_momentum"),
     ):
         yield owner, name, with_class_loss(vars(owner)[name])
+
+
+@_patch(
+    "lars-waits",
+    "LARS reads two norms of every parameter on the host, and each time a GPU finishes its work",
+    fix="0019-lars-without-waiting",
+)
+def _lars_waits() -> Iterator[Replacement]:
+    if not _own_base():
+        return
+    lars = import_module("solo.utils.lars").LARS
+    unread = torch.nn.Parameter(torch.empty(1, 1, device="meta"))
+    unread.grad = torch.empty_like(unread)
+    try:
+        lars([unread], lr=1.0).step()
+    except RuntimeError:
+        yield lars, "step", lars_step
+
+
+@torch.no_grad()
+def lars_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    """Replaces ``LARS.step``: the same numbers to the bit, without reading a value on the host.
+
+    The rate of a weight is ``eta |w| / (|g| + decay |w| + eps)``, Eq. 6 of You et al., 2017,
+    arXiv 1708.03888; where either norm is 0, the gradient stays as it is.
+
+    >>> p = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    >>> p.grad = torch.tensor([[0.0, 2.0]])
+    >>> group = {"params": [p], "lr": 1.0, "eta": 0.1, "eps": 0.0, "weight_decay": 0.0}
+    >>> group |= {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "clip_lr": False}
+    >>> group["exclude_bias_n_norm"] = True
+    >>> lars_step(SimpleNamespace(param_groups=[group], state={p: {}}))
+    >>> p.data
+    tensor([[3.0000, 3.5000]])
+    """
+    loss = None if closure is None else torch.enable_grad()(closure)()
+    for group in self.param_groups:
+        params = [p for p in group["params"] if p.grad is not None]
+        gradients, decay = [p.grad for p in params], group["weight_decay"]
+        for i, (p, g) in enumerate(zip(params, gradients, strict=True)):
+            if p.ndim == 1 and group["exclude_bias_n_norm"]:
+                continue
+            p_norm, g_norm = p.norm(), g.norm()
+            rate = p_norm / (g_norm + p_norm * decay + group["eps"]) * group["eta"]
+            if group["clip_lr"]:
+                rate = (rate / group["lr"]).clamp(max=1)
+            adapted = g.add(p, alpha=decay) * rate
+            gradients[i] = torch.where((p_norm != 0) & (g_norm != 0), adapted, g)
+        buffers = [self.state[p].get("momentum_buffer") for p in params]
+        same = {key: group[key] for key in ("lr", "momentum", "dampening", "nesterov")}
+        sgd(params, gradients, buffers, weight_decay=0, maximize=False, foreach=False, **same)
+        if group["momentum"]:
+            for p, buffer in zip(params, buffers, strict=True):
+                self.state[p]["momentum_buffer"] = buffer
+    return loss
 
 
 # Momentum networks.

@@ -227,6 +227,47 @@ def test_no_labels(without: Without, make_config: Any, images: Path, tmp_path: P
 MOMENTUM = {"base_tau": 0.5, "final_tau": 1.0}
 
 
+@pytest.mark.patch("lars-waits")
+@pytest.mark.skipif(GENERATION != "main", reason="the release has timm's LARS")
+@pytest.mark.parametrize("clip_lr", [False, True])
+@pytest.mark.parametrize("exclude", [False, True])
+@pytest.mark.parametrize("momentum", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
+def test_lars_waits(
+    without: Without, clip_lr: bool, exclude: bool, momentum: dict[str, Any]
+) -> None:
+    """Equal to the host's own step to the bit; a tensor without values refuses to be read."""
+    lars = importlib.import_module("solo.utils.lars").LARS
+    options = {"weight_decay": 1e-3, "clip_lr": clip_lr, "exclude_bias_n_norm": exclude, **momentum}
+
+    def trained() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        made = [torch.randn(s, generator=generator) for s in ((5, 4), (4,), (3, 2, 3, 3), (3, 3))]
+        made[2].zero_()
+        params = [nn.Parameter(x) for x in made]
+        groups = [{"params": params[:2], "weight_decay": 0}, {"params": [*params[2:], unused]}]
+        optimizer = lars(groups, lr=0.3, **options)
+        for step in range(20):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator) * 10.0 ** (step % 5 - 2)
+            params[step % 4].grad.zero_()
+            assert optimizer.step(lambda: 3) == 3
+        return [*params, *(optimizer.state[p].get("momentum_buffer", p) for p in params)]
+
+    def unread() -> None:
+        p = nn.Parameter(torch.empty(3, 4, device="meta"))
+        p.grad = torch.empty_like(p)
+        lars([p], lr=0.3, **options).step()
+
+    unused = nn.Parameter(torch.ones(2))
+    found = trained()
+    unread()
+    with without():
+        expected = trained()
+        with pytest.raises(RuntimeError, match="meta"):
+            unread()
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
 @pytest.mark.patch("momentum-resume")
 def test_momentum_resume_keeps_the_pace(without: Without, make_config: Any, tmp_path: Path) -> None:
     config = make_config("byol", max_epochs=2, momentum=MOMENTUM)
@@ -501,7 +542,7 @@ def test_a_method_that_cannot_be_hashed_is_registered(
         def __call__(self, cfg: Any) -> None: ...
 
     made: Any = Maker()
-    monkeypatch.setitem(METHODS._entries, "made", Entry("made", made))
+    monkeypatch.setitem(METHODS, "made", Entry("made", made))
     monkeypatch.setitem(loaded.methods, "made", made)
     register()
     assert _of_a_plugin(OmegaConf.create({"method": "made"}))
