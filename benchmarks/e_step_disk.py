@@ -59,7 +59,7 @@ def measured(x: Tensor, args: argparse.Namespace, backend: str) -> tuple[float, 
     begin = time.monotonic(), time.process_time(), from_disk()
     ids = torch.arange(len(x))
     options = {"iterations": args.iterations, "backend": backend}
-    (found,) = e_step(x, ids, len(x), [args.clusters], temperature=0.2, **options)
+    (found,) = e_step(x, ids, [args.clusters], temperature=0.2, **options)
     read = (from_disk() - begin[2]) / 1e9
     clock, worked = time.monotonic() - begin[0], time.process_time() - begin[1]
     return clock, worked, read, repr(found.objective)

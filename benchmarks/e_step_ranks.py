@@ -54,7 +54,7 @@ def work(
     for _ in range(2):
         dist.barrier()
         begin = time.perf_counter()
-        found = e_step(own, ids, rows, clusters, temperature=0.2, init=init)
+        found = e_step(own, ids, clusters, temperature=0.2, init=init)
         if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)

@@ -58,13 +58,13 @@ def register() -> None:
         _unavailable(METHODS, name, f"method {name!r} cannot be imported: {error}", "solo_ext")
     load_entry_points(METHOD_GROUP, METHODS)
     load_entry_points(LOSS_GROUP, LOSSES)
-    for method in METHODS.entries():
+    for method in METHODS.values():
         alias = f"{method.origin}/{method.name}"
         if not _put(loaded.methods, method, f"method {method.name!r}", alias):
             loaded.methods[alias] = method.target
         PLUGIN_METHODS[id(method.target)] = method.target
     losses = loaded.solo.losses
-    for loss in LOSSES.entries():
+    for loss in LOSSES.values():
         _put(vars(losses), loss, f"loss {loss.name!r}", f"{loss.target.__module__}.{loss.name}")
         if loss.name not in losses.__all__:
             losses.__all__.append(loss.name)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from solo_ext.clustering.k_means import multi_granularity_kmeans
-from solo_ext.clustering.rows import exact_scale, on_grid
-from solo_ext.core.distributed import (
-    max_over_ranks,
-    propagate_rank_errors,
-    rank_barrier,
-    sum_over_ranks,
-    world_size,
-)
+from solo_ext.core.distributed import world_size
 
 _FLOOR = 1 / 100
 
@@ -32,7 +25,7 @@ class Granularity(NamedTuple):
         sizes: (K,) number of samples in each cluster.
 
     Example:
-        >>> (found,) = e_step(torch.eye(4), torch.arange(4), 4, [4], temperature=0.2)
+        >>> (found,) = e_step(torch.eye(4), torch.arange(4), [4], temperature=0.2)
         >>> found.means.shape, found.assignments.sort().values.tolist()
         (torch.Size([4, 4]), [0, 1, 2, 3])
     """
@@ -48,7 +41,6 @@ class Granularity(NamedTuple):
 def e_step(
     features: Tensor,
     sample_ids: Tensor,
-    num_samples: int,
     num_prototypes: Sequence[int],
     *,
     temperature: float,
@@ -63,8 +55,8 @@ def e_step(
 
     Args:
         features: (n_local, D) unit features of the samples of this rank.
-        sample_ids: (n_local,) their indices; over all ranks each of 0 .. n - 1 exactly once.
-        num_samples: n.
+        sample_ids: (n_local,) their indices; over all ranks each of 0 to their number - 1
+            exactly once.
         num_prototypes: K of each granularity.
         temperature: mean of the concentrations.
         alpha: smooths the concentrations of small clusters.
@@ -77,35 +69,19 @@ def e_step(
 
     Example:
         >>> x = torch.nn.functional.normalize(torch.randn(100, 8), dim=1)
-        >>> coarse, fine = e_step(x, torch.arange(100), 100, [4, 20], temperature=0.2)
+        >>> coarse, fine = e_step(x, torch.arange(100), [4, 20], temperature=0.2)
         >>> fine.means.shape, fine.concentration.shape, fine.assignments.shape
         (torch.Size([20, 8]), torch.Size([20]), torch.Size([100]))
 
     Source:
         Li et al., ICLR 2021, arXiv 2005.04966.
     """
-    device = device or features.device
-    shared = world_size() > 1
-    options = {"sharded": shared, "row_ids": sample_ids, "device": device, **kmeans_options}
+    shares: dict[str, Any] = {"row_ids": sample_ids, "sharded": world_size() > 1, "device": device}
     found = []
-    with propagate_rank_errors(device):
-        for c in multi_granularity_kmeans(features, num_prototypes, **options):
-            sizes = torch.bincount(c.assignments, minlength=len(c.means))
-            sizes = _of_all(sizes, sum_over_ranks)
-            # Sums on a grid do not depend on how samples are spread over ranks.
-            largest = c.distances.amax() if len(c.distances) else c.distances.new_zeros(())
-            scale = exact_scale(float(_of_all(largest, max_over_ranks)), num_samples)
-            sums = torch.zeros(len(c.means), dtype=torch.float64, device=c.means.device)
-            sums.index_add_(0, c.assignments, on_grid(c.distances, scale))
-            sums = _of_all(sums, sum_over_ranks) / scale
-            phi = _concentration(sums, sizes, temperature, alpha).to(c.means.dtype)
-            found.append(Granularity(c.means, phi, c.assignments.int(), c.objective, sizes))
+    for c in multi_granularity_kmeans(features, num_prototypes, **shares | kmeans_options):
+        phi = _concentration(c.distance_sums, c.sizes, temperature, alpha).to(c.means.dtype)
+        found.append(Granularity(c.means, phi, c.assignments.int(), c.objective, c.sizes))
     return found
-
-
-def _of_all(values: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    rank_barrier(values.device)
-    return reduce(values)
 
 
 @torch.no_grad()

@@ -27,6 +27,8 @@ class Clustering(NamedTuple):
         objective: mean squared distance over the rows of all ranks.
         iterations: steps done; fewer than asked for if it converged.
         backend: name of the backend that ran.
+        sizes: (K,) rows of all ranks in each cluster.
+        distance_sums: (K,) fp64, sums of their distances.
 
     Example:
         >>> kmeans(torch.eye(4), 4).assignments.sort().values
@@ -39,6 +41,8 @@ class Clustering(NamedTuple):
     objective: float
     iterations: int
     backend: str
+    sizes: Tensor
+    distance_sums: Tensor
 
 
 def kmeans(
@@ -214,12 +218,21 @@ def _moved(
 
 
 def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
-    """Every row's nearest mean, and an objective that does not depend on the order of rows."""
+    """Every row's nearest mean, and sums that do not depend on how rows are spread over ranks."""
     with matmul_precision("highest"), torch.autocast(means.device.type, enabled=False):
         assignments = assign(rows.features, means)
         distances = distances_to(rows.features, means, assignments)
-    squares = distances.double().square()
-    largest = rows.max(squares.amax() if len(squares) else squares.new_zeros(()))
+    squares, scale = _on_grid(rows, distances.double().square())
+    objective = float(rows.sum(squares.sum())) / scale / rows.total
+    sizes = rows.sum(torch.bincount(assignments, minlength=len(means)))
+    lengths, scale = _on_grid(rows, distances)
+    sums = lengths.new_zeros(len(means)).index_add_(0, assignments, lengths)
+    sums = rows.sum(sums) / scale
+    return Clustering(means, assignments, distances, objective, done, backend, sizes, sums)
+
+
+def _on_grid(rows: Rows, values: Tensor) -> tuple[Tensor, float]:
+    """Values (n,) of this rank's rows, whose sums are exact, and the scale that they got."""
+    largest = rows.max(values.amax() if len(values) else values.new_zeros(()))
     scale = exact_scale(float(largest), rows.total)
-    objective = float(rows.sum(on_grid(squares, scale).sum())) / scale / rows.total
-    return Clustering(means, assignments, distances, objective, done, backend)
+    return on_grid(values, scale), scale

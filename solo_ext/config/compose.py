@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from solo_ext.config.schema import RunConfig
 from solo_ext.config.untrusted import check_yaml, refuse_hydra_section
-from solo_ext.core.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, first_line, nearest
 from solo_ext.core.files import config_root, is_file, read_text
 
 NAMESPACE = "solo_ext"
@@ -161,7 +161,7 @@ def _resolved(cfg: DictConfig) -> dict[str, Any]:
             held = node._get_node(last) if isinstance(node, DictConfig) else None
             value = held._value() if held is not None else None
             raise ConfigError(
-                key, value, str(error).splitlines()[0], "write a value, or one that can be resolved"
+                key, value, first_line(error), "write a value, or one that can be resolved"
             ) from error
         raise UserError(f"{key}: {_text(error)}") from error
     assert isinstance(plain, dict)

@@ -379,7 +379,7 @@ class LARS(SGD):
 
 
 class Adam(Section):
-    """``optimizer.kwargs`` of ``adam``; null: torch's default, ``fused`` on a GPU.
+    """``optimizer.kwargs`` of ``adam`` and ``adamw``; null: torch's default, ``fused`` on a GPU.
 
     >>> Adam(betas=[0.9, 0.95]).betas
     [0.9, 0.95]
@@ -391,24 +391,11 @@ class Adam(Section):
     amsgrad: bool | None = None
 
 
-class AdamW(Adam):
-    """``optimizer.kwargs`` of ``adamw``.
-
-    >>> AdamW().betas
-    [0.9, 0.999]
-    """
-
-    betas: Annotated[list[ProbabilityBelowOne], Field(min_length=2, max_length=2)] | None = [
-        0.9,
-        0.999,
-    ]
-
-
 OPTIMIZER_KWARGS: dict[str, type[Section]] = {
     "sgd": SGD,
     "lars": LARS,
     "adam": Adam,
-    "adamw": AdamW,
+    "adamw": Adam,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -36,7 +36,7 @@ class Entry(Generic[T]):
     origin: str = "solo_ext"
 
 
-class Registry(Generic[T]):
+class Registry(dict[str, Entry[T]]):
     """Maps names to entries, in the order of registration.
 
     Args:
@@ -53,8 +53,11 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind = kind
-        self._entries: dict[str, Entry[T]] = {}
+
+    def __missing__(self, name: str) -> Entry[T]:
+        raise UserError(f"unknown {self.kind} {name!r}; {nearest(name, self)}")
 
     def register(
         self, name: str, *, paper: str = "", year: int = 0, arxiv: str = ""
@@ -78,29 +81,10 @@ class Registry(Generic[T]):
         Raises:
             ValueError: the name is taken by another target.
         """
-        held = self._entries.get(entry.name)
+        held = self.get(entry.name)
         if held is not None and held.target is not entry.target:
             raise ValueError(
                 f"{self.kind} {entry.name!r} of {entry.origin} is already registered by "
                 f"{held.origin}; choose another name"
             )
-        self._entries[entry.name] = entry
-
-    def __getitem__(self, name: str) -> Entry[T]:
-        try:
-            return self._entries[name]
-        except KeyError:
-            raise UserError(f"unknown {self.kind} {name!r}; {nearest(name, self)}") from None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def entries(self) -> tuple[Entry[T], ...]:
-        """All entries, in the order of registration."""
-        return tuple(self._entries.values())
+        self[entry.name] = entry

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from solo_ext.core.errors import ConfigError
+from solo_ext.core.errors import ConfigError, first_line
 from solo_ext.data.reading import (
     NOT_THE_IMAGES_FAULT,
     Item,
@@ -138,8 +138,8 @@ def open_h5(path: str, key: str, dataset: str) -> H5Images:
         if isinstance(error, OSError) and error.errno:
             # The system refused: no permission, or too many open files.
             raise
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(key, path, f"not an HDF5 file, or damaged ({said})", _LAYOUT) from None
+        problem = f"not an HDF5 file, or damaged ({first_line(error)})"
+        raise ConfigError(key, path, problem, _LAYOUT) from None
     if not len(images):
         raise ConfigError(key, path, "no images in the groups of this file", _LAYOUT)
     return images

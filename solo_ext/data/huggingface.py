@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from solo_ext.config.schema import HuggingFace
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, first_line, nearest
 from solo_ext.data.reading import Item, UnreadableImage, decode_image, load_image
 
 _KEY = "data.huggingface"
@@ -174,7 +174,7 @@ def _load(datasets: Any, path: str, key: str, settings: HuggingFace) -> Any:
     except Exception as error:
         # `datasets` raises different types for missing, private, gated, offline and damaged data.
         told = error.__cause__ if "while generating" in str(error) else error
-        said = (str(told or error).strip() or type(error).__name__).splitlines()[0]
+        said = first_line(told or error)
         problem = said if place.exists() or local else f"not here, and {said}"
         remedy = "give a folder, a .parquet or .arrow file, or a name on the hub"
         raise ConfigError(key, path, problem, remedy) from None

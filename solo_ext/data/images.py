@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
 from solo_ext.config import schema
-from solo_ext.core.errors import ConfigError
+from solo_ext.core.errors import ConfigError, first_line
 from solo_ext.data.folders import ClassFolders, FileList, Unlabelled
 from solo_ext.data.h5 import open_h5
 from solo_ext.data.huggingface import open_huggingface
@@ -95,12 +95,12 @@ def open_images(data: schema.Images, split: Split) -> Images:
         raise ConfigError(
             key,
             path,
-            f"torchvision's {data.dataset} is not there: {str(error).splitlines()[0]}",
+            f"torchvision's {data.dataset} is not there: {first_line(error)}",
             f"download it with torchvision.datasets.{data.dataset.upper()}(path, download=True), "
             "or use class folders with data.dataset=custom",
         ) from None
     except OSError as error:
-        problem = str(error).splitlines()[0]
+        problem = first_line(error)
         raise ConfigError(key, path, problem, "give a folder or file that can be read") from None
     if len(images) == 0:
         raise ConfigError(key, path, "no image in it", "give a folder with images")
@@ -180,7 +180,7 @@ def _stratified(
         raise ConfigError(
             key,
             fraction,
-            f"of {len(targets)} images this leaves classes out: {str(error).splitlines()[0]}",
+            f"of {len(targets)} images this leaves classes out: {first_line(error)}",
             f"take a fraction that keeps, and leaves, an image of every class; {none}",
         ) from None
     return np.sort(kept)

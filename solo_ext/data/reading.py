@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
-from solo_ext.core.errors import UserError
+from solo_ext.core.errors import UserError, first_line
 from solo_ext.data.listing import Listing
 
 Item = tuple[Image.Image, int]
@@ -158,8 +158,7 @@ def _reason(error: Exception, source: Path | bytes) -> str:
         return "it is a link to a file that is not there" if dangling else "it is not there"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return first_line(error)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

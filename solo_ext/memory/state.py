@@ -11,22 +11,7 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 
 
-class Unsynchronised(nn.Module):
-    """Base of modules whose buffers DDP does not synchronise.
-
-    Example:
-        >>> root = nn.Sequential(Unsynchronised())
-        >>> root[0].register_buffer("held", torch.zeros(2))
-        >>> keep_out_of_broadcast(root)
-        >>> root._ddp_params_and_buffers_to_ignore
-        ['0.held']
-    """
-
-    frozen = False
-    """Whether DDP ignores the subtree's parameters too, because they never change."""
-
-
-class State(Unsynchronised):
+class State(nn.Module):
     """Base of queues, banks and prototypes: persistent buffers, written in place between steps.
 
     Tables by sample index start empty and are shared out to the ranks, as
@@ -49,6 +34,8 @@ class State(Unsynchronised):
         7
     """
 
+    frozen = False
+    """Whether DDP ignores the subtree's parameters too, because they never change."""
     by_sample: Mapping[str, int] = {}
     """Names of the tables by sample index, and the dimension that has an entry per sample."""
 
@@ -98,7 +85,7 @@ def keep_out_of_broadcast(root: nn.Module) -> None:
     names = {
         f"{prefix}.{name}"
         for prefix, module in root.named_modules()
-        if isinstance(module, Unsynchronised)
+        if isinstance(module, State)
         for name, _ in (
             *module.named_buffers(recurse=module.frozen),
             *(module.named_parameters() if module.frozen else ()),

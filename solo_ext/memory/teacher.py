@@ -17,17 +17,15 @@ _WEIGHTS = ("backbone", "head")
 
 
 class Teacher(State):
-    """Backbone and head in eval mode, without gradient, outside DDP and, by default, checkpoints.
+    """Backbone and head in eval mode, without gradient, outside DDP and checkpoints.
 
-    Checkpoints always hold the digest and are refused if it is another teacher's. They load
-    strictly, whether they hold the weights or not.
+    Checkpoints hold its digest, and are refused if it is another teacher's.
 
     Args:
         backbone: (N, 3, H, W) -> (N, F), with its weights.
         head: (N, F) -> (N, D); ``None`` keeps the features.
         digest: of the weights' file.
         dtype: of the forward pass, by autocast: fp32, bf16 or fp16.
-        in_checkpoint: whether checkpoints hold the weights.
         prototypes: (K, D) unit rows from the teacher's file; never in checkpoints.
 
     Example:
@@ -48,13 +46,12 @@ class Teacher(State):
         *,
         digest: str,
         dtype: torch.dtype = torch.float32,
-        in_checkpoint: bool = False,
         prototypes: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
         self.register_buffer("prototypes", prototypes, persistent=False)
-        self.digest, self.dtype, self.in_checkpoint = digest, dtype, in_checkpoint
+        self.digest, self.dtype = digest, dtype
         self.requires_grad_(False)
         self.train(False)
         # The hook is a function and not a method, so that copies and spawned processes work.
@@ -93,27 +90,23 @@ class Teacher(State):
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        starts = tuple(f"{prefix}{name}." for name in _WEIGHTS)
-        if not any(key.startswith(starts) for key in state_dict):
-            # The children load next and would miss their keys: give them their own weights, which
-            # the digest has shown to be the right ones.
-            state_dict.update(
-                {
-                    f"{prefix}{name}.{key}": value
-                    for name, child in self.named_children()
-                    for key, value in child.state_dict().items()
-                }
-            )
+        # The children load next and would miss their keys: give them their own weights, which the
+        # digest shows to be the right ones.
+        state_dict.update(
+            {
+                f"{prefix}{name}.{key}": value
+                for name, child in self.named_children()
+                for key, value in child.state_dict().items()
+            }
+        )
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Removes the weights from a state dict that should not hold them."""
-    assert isinstance(module, Teacher)
-    if not module.in_checkpoint:
-        starts = tuple(f"{prefix}{name}." for name in _WEIGHTS)
-        for key in [k for k in state if k.startswith(starts)]:
-            del state[key]
+    """Removes the weights, which resuming reads from the teacher's own file."""
+    starts = tuple(f"{prefix}{name}." for name in _WEIGHTS)
+    for key in [k for k in state if k.startswith(starts)]:
+        del state[key]
 
 
 class Renormalize(nn.Module):

@@ -45,7 +45,6 @@ from solo_ext.memory.heads import projector, split_batch_norm
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.contrastive_kwargs import (
     ContrastiveKwargs,
-    check_size,
     fill_sizes,
     validate,
 )
@@ -88,7 +87,6 @@ class Preset:
     kwargs_type: type[ContrastiveKwargs]
 
     fill_sizes = staticmethod(fill_sizes)
-    check_size = staticmethod(check_size)
 
     def __call__(self, cfg: DictConfig) -> Contrastive:
         """The module of a config, which is checked and filled in."""
@@ -133,9 +131,8 @@ class Contrastive(ProjectedMethod):
         >>> from solo_ext.methods import Debiased
         >>> from solo_ext.methods.registry import example_config
         >>> method = Debiased(example_config("debiased", proj_output_dim=16, pred_hidden_dim=0))
-        >>> out = method(torch.randn(4, 3, 32, 32))
-        >>> type(method).__name__, out["z"].shape, out["q"].shape
-        ('Contrastive', torch.Size([4, 16]), torch.Size([4, 16]))
+        >>> type(method).__name__, method(torch.randn(4, 3, 32, 32))["z"].shape
+        ('Contrastive', torch.Size([4, 16]))
     """
 
     def __init__(self, cfg: DictConfig, kwargs_type: type[ContrastiveKwargs]) -> None:
@@ -143,7 +140,7 @@ class Contrastive(ProjectedMethod):
         self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, kwargs_type)
         dim = kwargs.proj_output_dim
         self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
-        self.projector = self._new_projector()
+        self.projector = self._new_projector(kwargs, last_batch_norm=kwargs.proj_last_batch_norm)
         hidden = kwargs.pred_hidden_dim
         self.predictor = projector(dim, hidden, dim) if hidden else None
         self.queues: Any = nn.ModuleList()
@@ -161,35 +158,12 @@ class Contrastive(ProjectedMethod):
     def _build_momentum(self) -> None:
         """Nothing here; see :class:`QueueContrastive`."""
 
-    def _new_projector(self) -> nn.Module:
-        kwargs = self.kwargs
-        return projector(
-            self.features_dim,
-            kwargs.proj_hidden_dim,
-            kwargs.proj_output_dim,
-            batch_norm=kwargs.proj_batch_norm,
-            layers=kwargs.proj_layers,
-            last_batch_norm=kwargs.proj_last_batch_norm,
-        )
-
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
         """Adds the predictor."""
         h = self.predictor
         more = [] if h is None else [{"name": "predictor", "params": h.parameters()}]
         return [*super().learnable_params, *more]
-
-    def _predicted(self, out: dict[str, Any]) -> dict[str, Any]:
-        """Adds q, the predictions, where there is a predictor; else q is z."""
-        return {**out, "q": out["z"] if self.predictor is None else self.predictor(out["z"])}
-
-    def forward(self, X: Tensor) -> dict[str, Any]:
-        """Adds the embeddings ``z`` (N, D), and the queries ``q`` (N, D)."""
-        return self._predicted(super().forward(X))
-
-    def multicrop_forward(self, X: Tensor) -> dict[str, Any]:
-        """As :meth:`forward`, of a small crop."""
-        return self._predicted(super().multicrop_forward(X))
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
@@ -198,15 +172,16 @@ class Contrastive(ProjectedMethod):
         indices, _, targets = batch
         # z = g(f(x)), q = h(z) of every crop; and the online classifier.
         out = super().training_step(batch, batch_idx)
+        queries = out["z"] if self.predictor is None else [self.predictor(z) for z in out["z"]]
         # k: unit rows of the large crops, without gradient.
         keys = [F.normalize(z.detach().float(), dim=1) for z in self._keys(out)]
         self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
         if self.kwargs.anneal_beta:
             beta = annealed_beta(self.kwargs.beta, self.current_epoch, self.cfg.max_epochs)
             self.estimator = replace(self.estimator, beta=beta)
-        loss, metrics = self.contrast(out["q"], keys, indices, targets)
+        loss, metrics = self.contrast(queries, keys, indices, targets)
         self._written = keys, indices, targets
-        predictions = [] if self.predictor is None else out["q"]
+        predictions = [] if self.predictor is None else queries
         self.step_embeddings = [x.detach() for x in (*out["z"], *predictions)]
         metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
@@ -360,16 +335,6 @@ class Contrastive(ProjectedMethod):
             self.support_set.update_(joined[0], *images)
         self.e_step.keep(indices, keys)
 
-    @property
-    def embedder(self) -> list[nn.Module]:
-        """The networks whose embeddings are clustered."""
-        return [self.backbone, self.projector]
-
-    def embed(self, X: Tensor) -> Tensor:
-        """Embeddings (N, D) that are clustered."""
-        # Skip this class's forward pass: its predictor would update batch-norm statistics.
-        return super().forward(X)["z"]  # type: ignore[no-any-return]
-
     def on_train_start(self) -> None:
         """Sizes the state by the training set."""
         super().on_train_start()
@@ -401,7 +366,8 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
 
     def _build_momentum(self) -> None:
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
-        self.momentum_projector = self._new_projector()
+        last = self.kwargs.proj_last_batch_norm
+        self.momentum_projector = self._new_projector(self.kwargs, last_batch_norm=last)
         initialize_momentum_params(self.projector, self.momentum_projector)
         shape = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim
         kind = SupportSet if self.kwargs.exclude_own else FeatureQueue

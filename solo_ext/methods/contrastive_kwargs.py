@@ -24,6 +24,7 @@ from solo_ext.methods.e_step import (
     check_prototypes,
 )
 from solo_ext.methods.negatives import MixingKwargs, fill_num_hard
+from solo_ext.methods.projected import ProjectorKwargs
 from solo_ext.methods.registry import clusters, fill_from_data, queue, require_indices
 
 
@@ -47,14 +48,10 @@ class SupportSetKwargs(Section):
     exclude_own: bool = False
 
 
-class ContrastiveKwargs(Section):
-    """``method_kwargs`` of :class:`solo_ext.methods.contrastive.Contrastive`.
+class ContrastiveKwargs(ProjectorKwargs):
+    """``method_kwargs`` of :class:`~solo_ext.methods.contrastive.Contrastive`, with a projector's.
 
     Attributes:
-        proj_hidden_dim: width of the projector's hidden layers.
-        proj_output_dim: D of the embeddings.
-        proj_layers: linear layers of the projector.
-        proj_batch_norm: batch norm after its hidden layers.
         proj_last_batch_norm: batch norm after its last layer.
         pred_hidden_dim: width of the hidden layer of a predictor on the side of the queries; 0 is
             none.
@@ -90,10 +87,6 @@ class ContrastiveKwargs(Section):
         (0.2, 64, 10)
     """
 
-    proj_hidden_dim: PositiveInt = 2048
-    proj_output_dim: PositiveInt = 128
-    proj_layers: PositiveInt = 2
-    proj_batch_norm: bool = True
     proj_last_batch_norm: bool = False
     pred_hidden_dim: NonNegativeInt = 0
     temperature: PositiveFloat = 0.2
@@ -116,6 +109,9 @@ class ContrastiveKwargs(Section):
 def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
     """Sets the sizes of queue, support set and clusters that are needed and null, by the data.
 
+    Raises:
+        ConfigError: more clusters than images.
+
     Example:
         >>> from solo_ext.methods.registry import example_config, fill_method_kwargs
         >>> cfg = example_config("hard_negative", negatives="queue")
@@ -134,6 +130,8 @@ def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
         "clusters.num_prototypes": (kwargs.positives == "prototype", clusters(*PUBLISHED_CLUSTERS)),
     }
     fill_from_data(cfg, {key: size for key, (needed, size) in sizes.items() if needed}, images)
+    if images is not None and kwargs.positives == "prototype":
+        check_prototypes(kwargs.clusters, CLUSTERS, images)
 
 
 def _take_queue_size(kwargs: Any, near: bool) -> None:
@@ -217,19 +215,3 @@ def validate(cfg: DictConfig) -> DictConfig:
         require_indices(cfg, "looks clusters up")
         check_e_step(kwargs.clusters, CLUSTERS)
     return cfg
-
-
-def check_size(cfg: DictConfig, num_samples: int) -> None:
-    """Refuses more prototypes than samples.
-
-    Example:
-        >>> from solo_ext.methods.registry import example_config, fill_method_kwargs
-        >>> given = {"positives": "prototype", "clusters": {"num_prototypes": [50]}}
-        >>> cfg = example_config("debiased", **given)
-        >>> check_size(fill_method_kwargs(cfg, ContrastiveKwargs), num_samples=32)
-        Traceback (most recent call last):
-            ...
-        solo_ext.core.errors.ConfigError: ...: the training set has 32 images; allowed: ...
-    """
-    if cfg.method_kwargs.positives == "prototype":
-        check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from solo_ext.core.errors import ConfigError
+from solo_ext.core.errors import ConfigError, first_line
 from solo_ext.core.types import PositiveInt, Section
 from solo_ext.host import BaseMethod
 from solo_ext.losses.alignment import effective_rank
@@ -36,8 +36,6 @@ class TeacherKwargs(Section):
         model_kwargs: arguments of its constructor.
         networks: which networks of a run that has both: the ``online`` or the ``momentum`` ones.
         dtype: of the teacher's forward pass, by autocast.
-        in_checkpoint: keep the teacher's weights in the student's checkpoints, and not only their
-            digest; resuming needs the teacher's file either way.
 
     Example:
         >>> TeacherKwargs(layout="moco_v2", path="moco_v2_800ep_pretrain.pth.tar").networks
@@ -50,7 +48,6 @@ class TeacherKwargs(Section):
     model_kwargs: dict[str, Any] = {}
     networks: Literal["online", "momentum"] = "online"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    in_checkpoint: bool = False
 
 
 class DistillationKwargs(Section):
@@ -138,7 +135,6 @@ class Distillation(ProjectedMethod):
             loaded.head,
             digest=loaded.digest,
             dtype=getattr(torch, kwargs.teacher.dtype),
-            in_checkpoint=kwargs.teacher.in_checkpoint,
             prototypes=loaded.prototypes if self.keep_prototypes else None,
         )
         views = zip(common_config(self.cfg).augmentations, self.cfg.augmentations, strict=True)
@@ -259,6 +255,6 @@ def _refuse_sizes(sizes: set[int], loaded: LoadedTeacher) -> None:
             raise ConfigError(
                 "augmentations",
                 f"crop_size: {size}",
-                f"the teacher refuses it ({str(error).splitlines()[0]}): {loaded.description}",
+                f"the teacher refuses it ({first_line(error)}): {loaded.description}",
                 f"take crops of {loaded.input_size}",
             ) from None

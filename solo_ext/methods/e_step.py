@@ -160,11 +160,11 @@ class EStep:
         bank: the embeddings of training, with ``e_step: bank``.
 
     Args:
-        settings: when to cluster, and how; ``None`` for a method that does not.
+        settings: when to cluster, and how; ``None`` for a method that does not: every call does
+            nothing.
         key: where they stand in the config, for messages.
         dim: D.
         temperature: mean of the concentrations.
-        active: whether the prototypes are used; if not, every call does nothing.
 
     Example:
         >>> e_step = EStep(EStepKwargs(num_prototypes=[3, 6], warmup_epochs=1), CLUSTERS, dim=8)
@@ -180,9 +180,8 @@ class EStep:
         key: str,
         dim: int,
         temperature: float = 1.0,
-        active: bool = True,
     ) -> None:
-        self.active = active and settings is not None
+        self.active = settings is not None
         self.settings = settings = settings or EStepKwargs()
         self.key, self.temperature = key, temperature
         self.prototypes = ClusterPrototypes(settings.num_prototypes or (), dim)
@@ -281,7 +280,6 @@ class EStep:
             found = e_step(
                 features,
                 torch.arange(samples.start, samples.stop, samples.step, device=method.device),
-                self._size,
                 state.num_prototypes,
                 temperature=self.temperature,
                 alpha=settings.alpha,

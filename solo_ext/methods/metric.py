@@ -19,13 +19,12 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.types import NonNegativeFloat, PositiveInt, Section
+from solo_ext.core.types import NonNegativeFloat
 from solo_ext.host import BaseMethod
 from solo_ext.losses import uniformity_loss_func
-from solo_ext.memory.heads import projector
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.e_step import (
     CLUSTERS,
@@ -44,7 +43,7 @@ from solo_ext.methods.metric_criteria import (
     check_loss_kwargs,
     criterion_of,
 )
-from solo_ext.methods.projected import ProjectedMethod
+from solo_ext.methods.projected import ProjectedMethod, ProjectorKwargs
 from solo_ext.methods.registry import (
     METHODS,
     clusters,
@@ -56,8 +55,8 @@ from solo_ext.methods.registry import (
 )
 
 
-class MetricKwargs(Section):
-    """``method_kwargs`` of :class:`Metric`.
+class MetricKwargs(ProjectorKwargs):
+    """``method_kwargs`` of :class:`Metric`, beside the projector's.
 
     Attributes:
         loss: a registered loss by name, or ``pml/`` and a loss of pytorch-metric-learning.
@@ -70,10 +69,6 @@ class MetricKwargs(Section):
         mining: how negatives of triplets are chosen.
         uniformity_weight: weight of the embeddings' uniformity beside the loss; with
             ``alignment_loss_func`` the sum is the loss of Wang and Isola.
-        proj_hidden_dim: width of the projector's hidden layers.
-        proj_output_dim: D of the embeddings.
-        proj_layers: linear layers of the projector.
-        proj_batch_norm: batch norm after its hidden layers.
         clusters: as :class:`solo_ext.methods.e_step.EStepKwargs`, with one granularity; null: the
             coarsest of its three. During its warm-up epochs each image is a class.
 
@@ -91,10 +86,6 @@ class MetricKwargs(Section):
     normalize: bool | None = None
     mining: Literal["semi_hard", "hard", "random"] = "semi_hard"
     uniformity_weight: NonNegativeFloat = 0.0
-    proj_hidden_dim: PositiveInt = 2048
-    proj_output_dim: PositiveInt = 128
-    proj_layers: PositiveInt = 2
-    proj_batch_norm: bool = True
     clusters: EStepKwargs = EStepKwargs(warmup_epochs=0)
 
 
@@ -126,13 +117,7 @@ class Metric(ProjectedMethod):
         super().__init__(cfg)
         self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, MetricKwargs)
         dim = kwargs.proj_output_dim
-        self.projector = projector(
-            self.features_dim,
-            kwargs.proj_hidden_dim,
-            dim,
-            batch_norm=kwargs.proj_batch_norm,
-            layers=kwargs.proj_layers,
-        )
+        self.projector = self._new_projector(kwargs)
         clustered = kwargs.classes == "cluster"
         self.e_step = EStep(kwargs.clusters if clustered else None, CLUSTERS, dim)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
@@ -181,16 +166,16 @@ class Metric(ProjectedMethod):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Sets the number of clusters if it is needed and null, by the training set."""
+        """Sets the number of clusters if it is needed and null, by the training set.
+
+        Raises:
+            ConfigError: more clusters than images.
+        """
         if cfg.method_kwargs.classes == "cluster":
             coarsest = {"clusters.num_prototypes": clusters(PUBLISHED_CLUSTERS[0])}
             fill_from_data(cfg, coarsest, images)
-
-    @staticmethod
-    def check_size(cfg: DictConfig, num_samples: int) -> None:
-        """Refuses more clusters than samples."""
-        if cfg.method_kwargs.classes == "cluster":
-            check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, num_samples)
+            if images is not None:
+                check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, images)
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
@@ -198,16 +183,6 @@ class Metric(ProjectedMethod):
         groups = super().learnable_params
         learned = [p for p in self.criterion.parameters() if p.requires_grad]
         return [*groups, {"name": "criterion", "params": learned}] if learned else groups
-
-    @property
-    def embedder(self) -> list[nn.Module]:
-        """The networks whose embeddings are clustered."""
-        return [self.backbone, self.projector]
-
-    def embed(self, X: Tensor) -> Tensor:
-        """Embeddings (N, D) that are clustered."""
-        z: Tensor = self(X)["z"]
-        return z
 
     def on_train_start(self) -> None:
         """Prepares the E-step."""

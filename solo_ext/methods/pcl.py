@@ -127,7 +127,8 @@ class PCL(BaseMomentumMethod):
         initialize_momentum_params(self.projector, self.momentum_projector)
         directions = range(2 if kwargs.symmetric else 1)
         self.queues = nn.ModuleList(FeatureQueue(kwargs.queue_size, dim) for _ in directions)
-        self.e_step = EStep(kwargs, KEY, dim, kwargs.temperature, active=kwargs.proto_weight > 0)
+        settings = kwargs if kwargs.proto_weight else None
+        self.e_step = EStep(settings, KEY, dim, kwargs.temperature)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
         self.step_embeddings: list[Tensor] = []
         self._written: tuple[Tensor, list[Tensor]] | None = None
@@ -168,15 +169,15 @@ class PCL(BaseMomentumMethod):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Sets the numbers of clusters and of queue rows that are null, by the training images."""
+        """Sets the numbers of clusters and of queue rows that are null, by the training images.
+
+        Raises:
+            ConfigError: more clusters than images.
+        """
         sizes = {"num_prototypes": clusters(*PUBLISHED_CLUSTERS), "queue_size": queue(16384)}
         fill_from_data(cfg, sizes, images)
-
-    @staticmethod
-    def check_size(cfg: DictConfig, num_samples: int) -> None:
-        """Refuses more prototypes than samples."""
-        if cfg.method_kwargs.proto_weight:
-            check_prototypes(cfg.method_kwargs, KEY, num_samples)
+        if images is not None and cfg.method_kwargs.proto_weight:
+            check_prototypes(cfg.method_kwargs, KEY, images)
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:

@@ -10,9 +10,31 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from solo_ext.core.types import PositiveInt, Section
 from solo_ext.host import BaseMethod, BaseMomentumMethod
 from solo_ext.losses import alignment_loss_func, uniformity_loss_func
 from solo_ext.losses.alignment import effective_rank
+from solo_ext.memory.heads import projector
+
+
+class ProjectorKwargs(Section):
+    """What ``method_kwargs`` say of a projector.
+
+    Attributes:
+        proj_hidden_dim: width of the projector's hidden layers.
+        proj_output_dim: D of the embeddings.
+        proj_layers: linear layers of the projector.
+        proj_batch_norm: batch norm after its hidden layers.
+
+    Example:
+        >>> ProjectorKwargs(proj_output_dim=64).proj_hidden_dim
+        2048
+    """
+
+    proj_hidden_dim: PositiveInt = 2048
+    proj_output_dim: PositiveInt = 128
+    proj_layers: PositiveInt = 2
+    proj_batch_norm: bool = True
 
 
 class ProjectedMethod(BaseMethod):
@@ -41,6 +63,16 @@ class ProjectedMethod(BaseMethod):
         super().__init__(cfg)
         self.step_embeddings: list[Tensor] = []
 
+    def _new_projector(self, kwargs: ProjectorKwargs, **more: Any) -> nn.Module:
+        return projector(
+            self.features_dim,
+            kwargs.proj_hidden_dim,
+            kwargs.proj_output_dim,
+            batch_norm=kwargs.proj_batch_norm,
+            layers=kwargs.proj_layers,
+            **more,
+        )
+
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
         """Adds the projector."""
@@ -58,6 +90,16 @@ class ProjectedMethod(BaseMethod):
         """Adds the embeddings ``z`` (N, D) of a small crop."""
         out: dict[str, Any] = super().multicrop_forward(X)
         return {**out, "z": self.projector(out["feats"])}
+
+    @property
+    def embedder(self) -> list[nn.Module]:
+        """The networks whose embeddings an E-step clusters."""
+        return [self.backbone, self.projector]
+
+    def embed(self, X: Tensor) -> Tensor:
+        """Embeddings (N, D) that an E-step clusters."""
+        z: Tensor = self(X)["z"]
+        return z
 
     def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
         """Metrics of unit embeddings (N, D), one for each crop."""

@@ -16,16 +16,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 from solo_ext.core.precision import ComputeDtype, factors_dtype
 from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from solo_ext.host import initialize_momentum_params
 from solo_ext.losses.protocpc import protocpc_step
-from solo_ext.memory.heads import projector
 from solo_ext.memory.prototypes import PrototypePrior, Prototypes
 from solo_ext.memory.state import keep_out_of_broadcast
-from solo_ext.methods.projected import ProjectedMethod, ProjectedMomentumMethod
+from solo_ext.methods.projected import ProjectedMethod, ProjectedMomentumMethod, ProjectorKwargs
 from solo_ext.methods.registry import (
     METHODS,
     fill_from_data,
@@ -75,14 +74,10 @@ class PrototypeKwargs(Section):
     compute_dtype: ComputeDtype = "auto"
 
 
-class ProtoCPCKwargs(PrototypeKwargs):
-    """``method_kwargs`` of :class:`ProtoCPC`.
+class ProtoCPCKwargs(PrototypeKwargs, ProjectorKwargs):
+    """``method_kwargs`` of :class:`ProtoCPC`, beside the projector's.
 
     Attributes:
-        proj_hidden_dim: width of the projector's hidden layers.
-        proj_output_dim: D of the embeddings.
-        proj_layers: linear layers of the projector.
-        proj_batch_norm: batch norm after its hidden layers.
         freeze_prototypes_epochs: number of first epochs in which the prototypes do not learn.
 
     Example:
@@ -96,10 +91,8 @@ class ProtoCPCKwargs(PrototypeKwargs):
         "use_bn_in_head": "proj_batch_norm",
     }
 
-    proj_hidden_dim: PositiveInt = 2048
     proj_output_dim: PositiveInt = 256
     proj_layers: PositiveInt = 3
-    proj_batch_norm: bool = True
     freeze_prototypes_epochs: NonNegativeInt = 1
 
 
@@ -216,21 +209,11 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
         super().__init__(cfg)
         self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, ProtoCPCKwargs)
         assert kwargs.num_prototypes is not None  # fill_sizes has replaced null by a number
-        self.projector, self.momentum_projector = (self._new_projector() for _ in range(2))
+        self.projector, self.momentum_projector = (self._new_projector(kwargs) for _ in range(2))
         initialize_momentum_params(self.projector, self.momentum_projector)
         self.prototypes = Prototypes(kwargs.num_prototypes, kwargs.proj_output_dim)
         self.prior = PrototypePrior(kwargs.num_prototypes, kwargs.prior_momentum)
         keep_out_of_broadcast(self)
-
-    def _new_projector(self) -> nn.Module:
-        kwargs = self.kwargs
-        return projector(
-            self.features_dim,
-            kwargs.proj_hidden_dim,
-            kwargs.proj_output_dim,
-            batch_norm=kwargs.proj_batch_norm,
-            layers=kwargs.proj_layers,
-        )
 
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:

@@ -179,7 +179,7 @@ def test_numbers_of_an_e_step(
         x, ids = modes[torch.arange(count) % 40] + 0.3 * torch.randn(count, 8), torch.arange(count)
         options: dict[str, Any] = {"temperature": 0.2, "iterations": 8, "backend": backend}
         options["init"] = [x[:50].clone()] * granularities
-        most.append(peak_bytes(lambda: e_step(x, ids, len(x), counts, **options)))  # noqa: B023
+        most.append(peak_bytes(lambda: e_step(x, ids, counts, **options)))  # noqa: B023
     s, hierarchical = Sizes(20_000, BATCH, 1, 8), backend == "hierarchical"
     expected = formulas.e_step_memory(s, counts, hierarchical=hierarchical)[1]
     # Sample numbers and the clusters as they were are the caller's.

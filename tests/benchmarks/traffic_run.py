@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.memory.state import State, Unsynchronised
+from solo_ext.memory.state import State
 
 COLLECTIVES = {"allreduce_": "all_reduce", "allgather_": "all_gather", "broadcast_": "broadcast"}
 
@@ -93,7 +93,7 @@ def held(method: nn.Module) -> dict[str, int]:
     """Bytes of state in checkpoints, and of batch norm outside what DDP leaves alone."""
     kept = method.state_dict()
     found = Counter[str]()
-    alone = [m for m in method.modules() if isinstance(m, Unsynchronised) and m.frozen]
+    alone = [m for m in method.modules() if isinstance(m, State) and m.frozen]
     frozen = {id(m) for root in alone for m in root.modules()}
     for prefix, module in method.named_modules():
         own = dict(module.named_buffers(recurse=False))

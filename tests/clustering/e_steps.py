@@ -14,10 +14,10 @@ SIZES = [20, 60, 20]
 def steps(x: Any, **options: Any) -> list[Any]:
     """A cold E-step and a warm one, which relocates, in a row."""
     ids = torch.arange(len(x))
-    cold = e_step(x, ids, len(x), SIZES, temperature=0.2, iterations=4, **options)
+    cold = e_step(x, ids, SIZES, temperature=0.2, iterations=4, **options)
     options.pop("restarts", None)
     init = [g.means for g in cold]
-    return cold + e_step(x, ids, len(x), SIZES, temperature=0.2, init=init, iterations=3, **options)
+    return cold + e_step(x, ids, SIZES, temperature=0.2, init=init, iterations=3, **options)
 
 
 def same(found: list[Any], expected: list[Any], samples: Any = slice(None)) -> None:

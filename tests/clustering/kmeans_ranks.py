@@ -109,7 +109,7 @@ def steps(ids: Tensor, folder: Path | None = None) -> list[list[Granularity]]:
     for table in (x, F.normalize(x + 0.1 * x.roll(1, 0), dim=1)):
         init = [g.means for g in found[-1]] if found else None
         own = table[ids] if folder is None else mapped(table[ids], folder)
-        found.append(e_step(own, ids, SAMPLES, [4, 30, 300], temperature=0.2, init=init))
+        found.append(e_step(own, ids, [4, 30, 300], temperature=0.2, init=init))
     return found
 
 

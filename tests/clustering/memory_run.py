@@ -42,13 +42,13 @@ if __name__ == "__main__":
     ids, init = torch.arange(ROWS), x[:CLUSTERS].clone()
     options = {"temperature": 0.2, "iterations": 2, "backend": backend}
     # What the first call loads is not of the rows.
-    e_step(x[:1000], ids[:1000], 1000, [CLUSTERS], **options)
+    e_step(x[:1000], ids[:1000], [CLUSTERS], **options)
     most = begin = anonymous()
     done = threading.Event()
     watching = threading.Thread(target=watch)
     watching.start()
-    e_step(x, ids, ROWS, [CLUSTERS], **options, init=[init])
-    e_step(x, ids, ROWS, [CLUSTERS], **options, sample=ROWS // 10)
+    e_step(x, ids, [CLUSTERS], **options, init=[init])
+    e_step(x, ids, [CLUSTERS], **options, sample=ROWS // 10)
     done.set()
     watching.join()
     (folder / "grown.txt").write_text(f"{most - begin} {x.nbytes}")

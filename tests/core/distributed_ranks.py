@@ -92,7 +92,7 @@ def failures(rank: int) -> dict[str, tuple[str, str, float]]:
 
     def step(rank: int) -> None:
         x, ids = share(rank)
-        e_step(x, ids, ROWS, [4, CLUSTERS], temperature=0.2, iterations=4)
+        e_step(x, ids, [4, CLUSTERS], temperature=0.2, iterations=4)
 
     def embed(rank: int) -> None:
         with propagate_rank_errors(CPU):

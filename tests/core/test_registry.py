@@ -41,7 +41,7 @@ def test_a_table_by_name(registry: Registry[Any]) -> None:
     assert registry["one"] == Entry("one", first, "A Paper", 2020, "2007.00224", origin)
     registry.add(Entry("a", second, origin="ours"))
     assert list(registry) == ["one", "a"]
-    assert [entry.target for entry in registry.entries()] == [first, second]
+    assert [entry.target for entry in registry.values()] == [first, second]
     with pytest.raises(ValueError, match="'a' of theirs is already registered by ours"):
         registry.add(Entry("a", first, origin="theirs"))
     # The same target may come again.
@@ -57,15 +57,13 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[host.Host]:
     plugin.register()
     loaded = host.load()
     losses = loaded.solo.losses
-    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
-    monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
     monkeypatch.setattr(plugin, "_told", set())
-    methods, names, exported = dict(loaded.methods), dict(vars(losses)), list(losses.__all__)
+    tables: list[dict[str, Any]] = [METHODS, LOSSES, loaded.methods, vars(losses)]
+    before, exported = [dict(table) for table in tables], list(losses.__all__)
     yield loaded
-    loaded.methods.clear()
-    loaded.methods.update(methods)
-    vars(losses).clear()
-    vars(losses).update(names)
+    for table, held in zip(tables, before, strict=True):
+        table.clear()
+        table.update(held)
     losses.__all__[:] = exported
 
 

@@ -164,25 +164,14 @@ def _path(network: Any) -> str:
     return str(network.cfg.method_kwargs.teacher.path)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_teacher_in_the_checkpoint(method: str, make_distilled: MakeConfig) -> None:
-    section = {"teacher": {"in_checkpoint": True}}
-    network = built(make_distilled(method, method_kwargs=section))
-    held = {f"teacher.{name}" for name, _ in network.teacher.named_parameters()}
-    assert held
-    assert held <= network.state_dict().keys()
-    assert held.isdisjoint(built(make_distilled(method)).state_dict())
-
-
-@pytest.mark.parametrize("inside", [False, True])
 def test_another_teacher_is_refused_on_resume(
-    inside: bool, make_distilled: MakeConfig, make_config: MakeConfig, tmp_path: Path
+    make_distilled: MakeConfig, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     own = tmp_path / "teacher"
     backbone = {"kwargs": {"channels": [16, 16, 16, 16], "small_stem": False}}
     pretrain(prepare(make_config("swav", backbone=backbone)), run_dir=own, show_progress=False)
-    section = {"path": str(own), "in_checkpoint": inside}
-    config = make_distilled("seed", method_kwargs={"teacher": section}, max_epochs=2)
+    section = {"teacher": {"path": str(own)}}
+    config = make_distilled("seed", method_kwargs=section, max_epochs=2)
     run = tmp_path / "run"
     pretrain(prepare(config), run_dir=run, show_progress=False)
     (held,) = checkpoints(own)

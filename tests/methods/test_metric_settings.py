@@ -155,7 +155,7 @@ def registered() -> Iterator[Callable[[Any], str]]:
 
     yield add
     for name in names:
-        del LOSSES._entries[name]
+        del LOSSES[name]
         CRITERIA.pop(name, None)
 
 

@@ -102,7 +102,7 @@ def _methods(args: argparse.Namespace) -> Any:
 
     register()
     loaded = host.load()
-    rows = [listed(entry, loaded.methods) for entry in METHODS.entries()]
+    rows = [listed(entry, loaded.methods) for entry in METHODS.values()]
     ours = {row["name"] for row in rows}
     rows += [
         {"name": name, "origin": "solo-learn", "paper": "", "year": "", "arxiv": ""}
@@ -119,7 +119,7 @@ def _losses(args: argparse.Namespace) -> Any:
     from solo_ext.plugin import LOSS_GROUP, listed, load_entry_points
 
     load_entry_points(LOSS_GROUP, LOSSES)
-    rows = [listed(entry) for entry in LOSSES.entries()]
+    rows = [listed(entry) for entry in LOSSES.values()]
     _show(args, "losses, in solo_ext.losses and solo.losses", rows)
     return rows
 

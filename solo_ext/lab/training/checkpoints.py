@@ -15,7 +15,13 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
 from solo_ext.config.schema import Checkpoint as Settings
-from solo_ext.core.errors import OF_TORCH, ProcessLost, StoppedBySignal, UserError
+from solo_ext.core.errors import (
+    OF_TORCH,
+    ProcessLost,
+    StoppedBySignal,
+    UserError,
+    first_line,
+)
 from solo_ext.core.files import atomic_write
 from solo_ext.lab.training.lightning_internals import (
     ignore_sigterm_of_rank_0,
@@ -168,7 +174,7 @@ class RunCheckpoint(Checkpoint):
             gone = isinstance(error, FileNotFoundError) or not self.run_dir.is_dir()
             if gone or not of_the_disk:
                 raise
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            reason = getattr(error, "strerror", None) or first_line(error)
             remedy = "give it permission to write" if _is_denied(reason) else "make room"
             raise UserError(
                 f"checkpoint {str(target)!r} cannot be written ({reason}); those before it are "

@@ -20,7 +20,7 @@ from solo_ext.core.files import append_lines, locked, read_jsonl
 from solo_ext.data.reading import name_of
 from solo_ext.lab.training.lightning_internals import after_own_hook, remove_hooks
 from solo_ext.lab.training.run_dir import checkpoints
-from solo_ext.memory.state import Unsynchronised
+from solo_ext.memory.state import State
 
 logger = logging.getLogger(__name__)
 NONFINITE = "nonfinite.jsonl"
@@ -399,7 +399,7 @@ class _BufferSnapshot:
         frozen = {
             part
             for module in self._root.modules()
-            if isinstance(module, Unsynchronised) and module.frozen
+            if isinstance(module, State) and module.frozen
             for part in module.modules()
         }
         for module in self._root.modules():

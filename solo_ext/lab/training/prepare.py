@@ -123,8 +123,6 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     if hasattr(method, "kwargs_type"):
         # The method refuses what it does not support before anything is built.
         cfg = method.add_and_assert_specific_cfg(cfg)
-    if hasattr(method, "check_size"):
-        method.check_size(cfg, len(train))
     return Prepared(run, cfg, train, val, method)
 
 
