@@ -172,7 +172,7 @@ def pretrain(
         _write_records(run_dir, prepared, patched)
 
     state = RunState(loader, identity, restored=go_on, begin=begin)
-    watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
+    watch = NonFiniteWatch(run_dir, loader.dataset.images)
     own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
     if run.online_eval.every_n_epochs:
         own.append(OnlineEvaluation(run, prepared.train, prepared.val, run_dir / "online"))
