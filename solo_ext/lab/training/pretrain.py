@@ -40,7 +40,7 @@ from solo_ext.lab.training.checkpoints import RunCheckpoint
 from solo_ext.lab.training.lightning_internals import log_without_waiting
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
-from solo_ext.lab.training.resume_point import Identity, resume_point
+from solo_ext.lab.training.resume_point import identity, resume_point, set_aside
 from solo_ext.lab.training.run_data import RunData
 from solo_ext.lab.training.run_dir import (
     ARGS,
@@ -139,9 +139,11 @@ def pretrain(
     # Make the path absolute: checkpoints are named after the folder, which may be `.`.
     run_dir = Path(os.path.abspath(run_dir))
     _refuse_among_images(run_dir, prepared)
-    identity = Identity.of(run, prepared.train)
+    own_identity = identity(run, prepared.train)
     held = checkpoints(run_dir)
-    resume = resume_point(run_dir, run.resume_from_checkpoint, identity, force=force)
+    checkpoint, damaged = resume_point(
+        run_dir, run.resume_from_checkpoint, own_identity, force=force
+    )
     make: Any = DALILoader if run.data.format == "dali" else pretrain_loader
     loader = make(run, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(run, prepared.val)
@@ -155,23 +157,21 @@ def pretrain(
         model.to(memory_format=torch.channels_last)
     if run.performance.compile:
         _compile(model, run.performance.compile)
-    start = 0 if resume is None else resume.step
     name = file_name(run.name)
     stem = run_dir.name if run_dir.name.startswith(f"{name}-") else f"{name}-{run_dir.name}"
     lines = JsonLines(run_dir / METRICS)
 
-    def go_on() -> None:
-        lines.go_on(start, None if resume is None else resume.unlogged)
-        if resume is not None:
-            resume.set_damaged_aside()
+    def go_on(step: int, unlogged: dict[str, Any] | None) -> None:
+        lines.go_on(step, unlogged)
+        set_aside(damaged)
 
     def begin() -> None:
         # Called after the first batch: a finished run has none, and gets no warning.
-        if resume is not None:
+        if checkpoint is not None:
             warn_of_changes(run_dir, patched)
         _write_records(run_dir, prepared, patched)
 
-    state = RunState(loader, identity, restored=go_on, begin=begin)
+    state = RunState(loader, own_identity, restored=go_on, begin=begin)
     watch = NonFiniteWatch(run_dir, loader.dataset.images)
     own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
     if run.online_eval.every_n_epochs:
@@ -195,15 +195,14 @@ def pretrain(
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
     since = time.monotonic()
-    ckpt_path = None if resume is None else str(resume.path)
 
     with (
         ending,
         _announced(run_dir),
         _alone(run_dir, trainer, held),
-        _errors_explained(run_dir, held, trainer, state, ckpt_path),
+        _errors_explained(run_dir, held, trainer, state, checkpoint),
     ):
-        trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+        trainer.fit(model, datamodule=data, ckpt_path=checkpoint, weights_only=True)
     seconds, found = time.monotonic() - since, checkpoints(run_dir)
     images = state.batches * run.optimizer.batch_size * trainer.world_size
     last = found[-1] if found else None
@@ -273,7 +272,7 @@ def _errors_explained(
     held: Sequence[Checkpoint],
     trainer: pl.Trainer,
     state: RunState,
-    checkpoint: str | None,
+    checkpoint: Path | None,
 ) -> Iterator[None]:
     """Turns errors that a user can fix into one line that says how."""
     try:
@@ -329,13 +328,13 @@ def _lost_process(error: Exception, run_dir: Path, trainer: pl.Trainer) -> UserE
     )
 
 
-def _does_not_fit(error: Exception, checkpoint: str) -> UserError | None:
+def _does_not_fit(error: Exception, checkpoint: Path) -> UserError | None:
     """Error that says what to do if a checkpoint's weights or optimiser do not fit this run."""
     first, *rest = str(error).splitlines() or [""]
     if not isinstance(error, RuntimeError | ValueError) or not first.startswith(_DOES_NOT_FIT):
         return None
     return UserError(
-        f"checkpoint {checkpoint!r} does not fit this method or its settings "
+        f"checkpoint {str(checkpoint)!r} does not fit this method or its settings "
         f"({rest[0].strip()[:200] if rest else first}); give one of this run"
     )
 

@@ -178,8 +178,8 @@ class JsonLines(Logger):
         Args:
             step: optimiser steps done in the checkpoint; lines of later steps, counted from 0 as in
                 Lightning, are dropped, because the run repeats them.
-            unlogged: metrics that a killed process may not have logged, from
-                :func:`solo_ext.lab.training.run_state.unlogged_in`; added if they are missing.
+            unlogged: metrics that a killed process may not have logged, and their step; added if
+                they are missing.
         """
         kept: list[dict[str, Any]] = []
         if self.file.is_file():
