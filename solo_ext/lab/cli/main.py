@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from solo_ext import __version__
 from solo_ext.core.errors import UserError, in_one_line, nearest
 
-USER_MISTAKE = UserError.exit_code
 _path = os.path.expanduser
 _OPTION = re.compile(r"--?[A-Za-z]")
 
@@ -60,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
             message = message.removesuffix(", key=value")
         elif message.startswith("unrecognized arguments: "):
             message = f"one word too many: {message.partition(': ')[2]}"
-        self.exit(USER_MISTAKE, f"{self.prog}: {' '.join(message.split())}\n")
+        self.exit(UserError.exit_code, f"{self.prog}: {' '.join(message.split())}\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--out", type=_path, default="solo-ext-demo", help="folder of runs and report"
     )
     demo.add_argument("--epochs", type=_positive, help="epochs of each run")
+    demo.set_defaults(action="demo")
 
     command(commands, "methods", "methods that a config can name")
     command(commands, "losses", "losses of the plugin")
