@@ -62,7 +62,6 @@ from solo_ext.lab.training.run_dir import (
 from solo_ext.lab.training.run_state import RunState
 from solo_ext.lab.training.trainer import (
     JsonLines,
-    make_loggers,
     make_trainer,
     progress_callback,
     quiet,
@@ -189,16 +188,18 @@ def pretrain(
         ending.callback(saving.signals.leave)
         if isinstance(loader, ResumableLoader):
             loader.on_lost = saving.note_lost
-    trainer = make_trainer(run, run_dir, own, [lines, *make_loggers(run, run_dir)])
+    trainer = make_trainer(run, run_dir, own, lines)
     log_without_waiting(trainer, model)
     if run.debug_augmentations:
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
     since = time.monotonic()
+    # Lightning starts the processes of other ranks, which read it.
+    os.environ[RUN_DIR] = str(run_dir)
+    ending.callback(os.environ.pop, RUN_DIR, None)
 
     with (
         ending,
-        _announced(run_dir),
         _alone(run_dir, trainer, held),
         _errors_explained(run_dir, held, trainer, state, checkpoint),
     ):
@@ -250,20 +251,6 @@ def _compile(model: Any, backend: bool | str) -> None:
         if any(True for _ in network.parameters()):
             # If each shape has its own kernels, these do not depend on which shapes came before.
             network.compile(dynamic=False, backend="inductor" if backend is True else backend)
-
-
-@contextlib.contextmanager
-def _announced(run_dir: Path) -> Iterator[None]:
-    """Tells the run directory to processes that Lightning starts for other ranks."""
-    held = os.environ.get(RUN_DIR)
-    os.environ[RUN_DIR] = str(run_dir)
-    try:
-        yield
-    finally:
-        if held is None:
-            del os.environ[RUN_DIR]
-        else:
-            os.environ[RUN_DIR] = held
 
 
 @contextlib.contextmanager
@@ -352,9 +339,9 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
         try:
             made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
             run_dir.mkdir(parents=True, exist_ok=True)
-            fresh = not (run_dir / TENSORBOARD).exists()
             stack.enter_context(locked(run_dir / LOCK, 0))
-            stack.callback(_leave_nothing, run_dir, fresh, made)
+            if made:
+                stack.callback(_remove_unused, made)
             # The lock may already exist in a folder that does not accept further files.
             tempfile.TemporaryFile(dir=run_dir).close()
         except OSError as error:
@@ -370,15 +357,14 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
         yield
 
 
-def _leave_nothing(run_dir: Path, fresh: bool, made: Sequence[Path]) -> None:
-    """Removes what a run that failed before its first batch has made."""
+def _remove_unused(made: Sequence[Path]) -> None:
+    """Removes the directory of a run that failed before its first batch, and its parents."""
+    run_dir, *parents = made
     if run_dir.is_dir() and {file.name for file in run_dir.iterdir()} <= {LOCK, TENSORBOARD}:
-        if fresh:
-            shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
-        (run_dir / LOCK).unlink(missing_ok=True)
+        shutil.rmtree(run_dir, ignore_errors=True)
         # Another run may have started in the same parent folder.
         with contextlib.suppress(OSError):
-            for folder in made:
+            for folder in parents:
                 folder.rmdir()
 
 
@@ -410,4 +396,4 @@ def _write_records(run_dir: Path, prepared: Prepared, patched: list[str]) -> Non
     args = OmegaConf.to_container(prepared.cfg, resolve=True)
     write_text(run_dir / ARGS, json.dumps(args, indent=1))
     write_text(run_dir / CONFIG, yaml.safe_dump(prepared.run.model_dump(), sort_keys=False))
-    write_text(run_dir / ENVIRONMENT, json.dumps(environment(run_dir, patched), indent=1))
+    write_text(run_dir / ENVIRONMENT, json.dumps(environment(patched), indent=1))

@@ -17,9 +17,7 @@ import torch
 from solo_ext.core import distributed
 
 logger = logging.getLogger(__name__)
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
-)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Ctrl-C, SIGTERM from whoever ends a job, and SIGUSR1, which SLURM sends ahead if configured."""
 _STANDARD_ERROR = 2
 _MOST_STEPS = 10_000
@@ -96,7 +94,7 @@ def requeue(received: signal.Signals) -> bool:
     False
     """
     job = slurm_job()
-    if job is None or received is not getattr(signal, "SIGUSR1", None):
+    if job is None or received is not signal.SIGUSR1:
         return False
     command = shutil.which("scontrol")
     if command is None:

@@ -7,7 +7,6 @@ import inspect
 import json
 import logging
 import math
-import os
 import sys
 import time
 import warnings
@@ -28,27 +27,27 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from solo_ext.config.check import trainer_arguments
 from solo_ext.config.schema import RunConfig
-from solo_ext.core.errors import ConfigError, UserError, first_line
+from solo_ext.core.errors import UserError, first_line
 from solo_ext.core.files import read_jsonl, refuse_link, write_text, writing
-from solo_ext.lab.training.run_dir import TENSORBOARD, package_version
+from solo_ext.lab.training.run_dir import TENSORBOARD
 
 _PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def make_trainer(
-    run: RunConfig, run_dir: Path, callbacks: list[Callback], loggers: list[Any]
+    run: RunConfig, run_dir: Path, callbacks: list[Callback], lines: Logger
 ) -> pl.Trainer:
-    """Makes the Trainer that a config asks for.
+    """Makes the Trainer that a config asks for, with its loggers besides ``lines``.
 
     Raises:
-        UserError: Lightning refuses the settings.
+        UserError: Lightning refuses the settings, or lacks the package of a logger.
 
     >>> from tempfile import mkdtemp
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
     >>> run = check_run(compose("digits/simclr", ["max_epochs=3", "accelerator=cpu"]))
-    >>> trainer = make_trainer(run, Path(mkdtemp()), callbacks=[], loggers=[])
+    >>> folder = Path(mkdtemp())
+    >>> trainer = make_trainer(run, folder, [], JsonLines(folder / "metrics.jsonl"))
     >>> trainer.max_epochs, trainer.log_every_n_steps
     (3, 10)
     """
@@ -73,7 +72,7 @@ def make_trainer(
     try:
         return pl.Trainer(
             **(defaults | arguments),
-            logger=loggers,
+            logger=[lines, *_loggers(run, run_dir)],
             callbacks=callbacks,
             default_root_dir=str(run_dir),
             plugins=[_DirectCheckpointIO()],
@@ -101,30 +100,14 @@ class _DirectCheckpointIO(TorchCheckpointIO):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # type: ignore[no-any-return]
 
 
-def make_loggers(run: RunConfig, run_dir: Path) -> list[Any]:
-    """Makes the loggers that a config asks for besides ``metrics.jsonl``.
-
-    Raises:
-        ConfigError: a logger is not installed.
-
-    >>> from solo_ext.config.check import check_run
-    >>> from solo_ext.config.compose import compose
-    >>> make_loggers(check_run(compose("digits/simclr", ["loggers=[]"])), Path("runs"))
-    []
-    """
+def _loggers(run: RunConfig, run_dir: Path) -> list[Any]:
+    """The loggers that a config asks for besides ``metrics.jsonl``."""
     from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
     made: list[Any] = []
     if "tensorboard" in run.loggers:
-        if package_version("tensorboard") is None:
-            problem = "tensorboard is not installed"
-            raise ConfigError("loggers", run.loggers, problem, "pip install tensorboard")
         made.append(TensorBoardLogger(str(run_dir), name=TENSORBOARD, version=""))
     if run.wandb.enabled:
-        if package_version("wandb") is None:
-            raise ConfigError(
-                "wandb.enabled", True, "wandb is not installed", "pip install wandb, or turn it off"
-            )
         made.append(
             WandbLogger(
                 name=run.name,
@@ -257,13 +240,9 @@ def torch_flags_kept() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
-    workspace = os.environ.get(_WORKSPACE)
     try:
         yield
     finally:
-        os.environ.pop(_WORKSPACE, None)
-        if workspace is not None:
-            os.environ[_WORKSPACE] = workspace
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
 

@@ -105,14 +105,12 @@ class UnreadableReport(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write()
-        if self._warned:
-            return
         trainer.strategy.barrier("unreadable images")
+        if self._warned or not trainer.is_global_zero:
+            return
         count = len(_lines(self.file))
-        # All ranks use the count of the first one, so that either all warn or none does.
-        count = int(trainer.strategy.broadcast(count))
         self._warned = count > 0
-        if count and trainer.is_global_zero:
+        if count:
             logger.warning(
                 f"{count} {'image' if count == 1 else 'images'} cannot be read and "
                 f"{'is' if count == 1 else 'are'} left out, named in {self.file}"
