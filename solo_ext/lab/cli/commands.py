@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
         document = _COMMANDS[args.command](args)
     if args.json and _first_process():
-        print(json.dumps(document, indent=1))
+        print(json.dumps(document, indent=1, default=str))
     if not isinstance(document, dict):
         return 0
     if "not_written" in document:
@@ -138,7 +138,7 @@ def _pretrain(args: argparse.Namespace) -> Any:
         say(args, f"run directory  {result.run_dir}")
         say(args, f"{result.epochs} {'epoch' if result.epochs == 1 else 'epochs'}, {speed}")
         say(args, f"next           solo-ext eval knn {result.run_dir}")
-    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(result).items()}
+    return vars(result)
 
 
 def _eval(args: argparse.Namespace) -> Any:
@@ -208,7 +208,7 @@ def _export(args: argparse.Namespace) -> Any:
     say(args, f"load      {done.load}")
     return {
         "format": args.format,
-        "out": str(done.out),
+        "out": done.out,
         "load": done.load,
         "difference": done.difference,
         **about.model_dump(),

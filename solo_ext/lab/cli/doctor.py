@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from solo_ext import __version__
 from solo_ext.core.errors import UserError
 from solo_ext.data.dali import INSTALL
-from solo_ext.host import detect, load
+from solo_ext.host import load
 from solo_ext.host.patches import PATCHES
 from solo_ext.lab.training.run_dir import PACKAGES, package_version
 
@@ -116,8 +116,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _host() -> dict[str, Any]:
     try:
-        info = detect()
-        load()
+        info = load().info
     except UserError as error:
         return {"error": str(error)}
     return {

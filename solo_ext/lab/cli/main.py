@@ -145,7 +145,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--split",
         default="train",
         choices=("train", "val"),
-        metavar="train|val",
         help="whether data.train_path or data.val_path is read",
     )
     converting.add_argument(
@@ -158,7 +157,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--format",
         required=True,
         choices=("timm", "safetensors", "torchvision", "detectron2"),
-        metavar="timm|safetensors|torchvision|detectron2",
         help="a folder for plain timm, one file for solo_ext.load_exported, weights for "
         "torchvision's detection models and mmdetection, or for detectron2",
     )
@@ -184,7 +182,6 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
         "--launcher",
         default="local",
         choices=("local", "slurm", "ray"),
-        metavar="local|slurm|ray",
         help="processes of this machine, an array of SLURM jobs, or tasks of a Ray cluster",
     )
     parser.add_argument(

@@ -48,7 +48,7 @@ class RunCheckpoint(Checkpoint):
         )
         self._lost: str | None = None
         self._between_steps = False
-        self._agreement: Agreement | None = None
+        self._agreement = Agreement()
         self._saved_at = time.monotonic()
 
     def note_lost(self, what: str) -> None:
@@ -59,7 +59,6 @@ class RunCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             for torn in self.run_dir.glob(f".{glob.escape(self.stem)}-ep=*.saving"):
                 torn.unlink(missing_ok=True)
-        self._agreement = Agreement(pl_module.device)
         self._saved_at = time.monotonic()
         self.signals.listen()
         ignore_sigterm_of_rank_0(trainer)
@@ -123,7 +122,6 @@ class RunCheckpoint(Checkpoint):
 
     def _agreed(self, trainer: pl.Trainer, *, now: bool = False) -> list[int]:
         """What the processes agree on: signal received (or 0), worker lost, checkpoint due."""
-        assert self._agreement is not None
         waited = time.monotonic() - self._saved_at
         due = 0 < 60 * self.settings.every_n_minutes <= waited
         wishes = [
@@ -131,7 +129,8 @@ class RunCheckpoint(Checkpoint):
             int(self._lost is not None),
             int(due and trainer.is_global_zero),
         ]
-        return self._agreement.any_of(wishes, trainer.global_step, now=now)
+        device = trainer.strategy.root_device
+        return self._agreement.any_of(wishes, trainer.global_step, device, now=now)
 
     def _stop_for(self, trainer: pl.Trainer, received: int, lost: int) -> None:
         if not received and not lost:

@@ -65,7 +65,6 @@ from solo_ext.lab.training.trainer import (
     make_trainer,
     progress_callback,
     quiet,
-    torch_flags_kept,
 )
 from solo_ext.lab.training.watch import UNREADABLE, CollapseWatch, UnreadableReport
 
@@ -107,7 +106,6 @@ class PretrainResult:
     images_per_second: float
 
 
-@torch_flags_kept()
 def pretrain(
     prepared: Prepared,
     *,
@@ -275,55 +273,57 @@ def _errors_explained(
             f"stopped by SIGINT; {how_to_go_on(run_dir)}", signal.SIGINT
         ) from None
     except Exception as error:
-        explained = None
-        missing = error.filename if isinstance(error, FileNotFoundError) else None
-        lost = missing is not None and Path(os.fsdecode(missing)).is_relative_to(run_dir)
-        if state.batches and (lost or not run_dir.is_dir()):
-            explained = UserError(
-                f"run directory {str(run_dir)!r} is gone, or a file in it: it was moved or removed "
-                "while training; if it was moved, `solo-ext pretrain --resume` goes on with it "
-                "where it is now"
-            )
-        explained = explained or disk_trouble(error, how_to_go_on(run_dir))
-        # Before the state is restored, the processes may never have been connected.
-        if explained is None and trainer.world_size > 1 and state.restored:
-            explained = _lost_process(error, run_dir, trainer)
-        if explained is None and checkpoint is not None:
-            explained = _does_not_fit(error, checkpoint)
-        no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        first = not held and not state.batches and trainer.world_size == 1
-        if explained is None and first and not no_memory:
-            # Nothing of the run exists yet: what was asked for cannot be trained.
-            explained = UserError(f"the first step of training fails: {logged(error)}")
+        explained = _explained(error, run_dir, held, trainer, state, checkpoint)
         if explained is None:
             error.add_note(how_to_go_on(run_dir))
             raise
         raise explained from error
 
 
-def _lost_process(error: Exception, run_dir: Path, trainer: pl.Trainer) -> UserError | None:
-    """Error that says what to do if a collective failed because another process died or hangs."""
-    text = " ".join(str(error).split())
-    if not isinstance(error, RuntimeError) or not any(words in text.lower() for words in _GONE):
-        return None
-    # gloo begins with the path of its source file in brackets.
-    what = text.partition("] ")[2] if text.startswith("[") else text
-    return ProcessLost(
-        f"another process of this run is gone or hangs, at epoch {trainer.current_epoch}, "
-        f"optimiser step {trainer.global_step} ({what[:_LONGEST]}); why is in what it printed "
-        f"or in its node's log; {how_to_go_on(run_dir)}"
-    )
-
-
-def _does_not_fit(error: Exception, checkpoint: Path) -> UserError | None:
-    """Error that says what to do if a checkpoint's weights or optimiser do not fit this run."""
+def _explained(
+    error: Exception,
+    run_dir: Path,
+    held: Sequence[Checkpoint],
+    trainer: pl.Trainer,
+    state: RunState,
+    checkpoint: Path | None,
+) -> UserError | None:
+    """The error that says what to do; ``None`` if nobody foresaw this one."""
+    missing = error.filename if isinstance(error, FileNotFoundError) else None
+    lost = missing is not None and Path(os.fsdecode(missing)).is_relative_to(run_dir)
+    if state.batches and (lost or not run_dir.is_dir()):
+        return UserError(
+            f"run directory {str(run_dir)!r} is gone, or a file in it: it was moved or removed "
+            "while training; if it was moved, `solo-ext pretrain --resume` goes on with it "
+            "where it is now"
+        )
+    again, several = how_to_go_on(run_dir), trainer.world_size > 1
+    trouble = disk_trouble(error, again)
+    if trouble is not None:
+        return trouble
     first, *rest = str(error).splitlines() or [""]
-    if not isinstance(error, RuntimeError | ValueError) or not first.startswith(_DOES_NOT_FIT):
-        return None
-    return UserError(
-        f"checkpoint {str(checkpoint)!r} does not fit this method or its settings "
-        f"({rest[0].strip()[:200] if rest else first}); give one of this run"
-    )
+    said = " ".join(str(error).split())
+    # Before the state is restored, the processes may never have been connected.
+    connected = several and state.restored and isinstance(error, RuntimeError)
+    if connected and any(words in said.lower() for words in _GONE):
+        # gloo begins with the path of its source file in brackets.
+        what = said.partition("] ")[2] if said.startswith("[") else said
+        return ProcessLost(
+            f"another process of this run is gone or hangs, at epoch {trainer.current_epoch}, "
+            f"optimiser step {trainer.global_step} ({what[:_LONGEST]}); why is in what it printed "
+            f"or in its node's log; {again}"
+        )
+    loading = checkpoint is not None and isinstance(error, RuntimeError | ValueError)
+    if loading and first.startswith(_DOES_NOT_FIT):
+        return UserError(
+            f"checkpoint {str(checkpoint)!r} does not fit this method or its settings "
+            f"({rest[0].strip()[:_LONGEST] if rest else first}); give one of this run"
+        )
+    no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if not (held or state.batches or several or no_memory):
+        # Nothing of the run exists yet: what was asked for cannot be trained.
+        return UserError(f"the first step of training fails: {logged(error)}")
+    return None
 
 
 @contextlib.contextmanager

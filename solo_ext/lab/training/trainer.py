@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,9 @@ def make_trainer(
         "log_every_n_steps": 10,
         "enable_model_summary": False,
         "use_distributed_sampler": False,
+        # Flags of the process, which an earlier run in it may have set.
+        "deterministic": False,
+        "benchmark": False,
         "enable_progress_bar": any(isinstance(c, ProgressBar) for c in callbacks),
     }
     try:
@@ -225,26 +228,6 @@ def progress_callback(label: str) -> Callback:
     if sys.stderr.isatty():
         return RichProgressBar(leave=False, console_kwargs={"stderr": True})
     return _EpochLines(label)
-
-
-@contextlib.contextmanager
-def torch_flags_kept() -> Iterator[None]:
-    """Restores torch's flags, which a Trainer sets for the whole process.
-
-    >>> before = torch.backends.cudnn.benchmark
-    >>> with torch_flags_kept():
-    ...     torch.backends.cudnn.benchmark = not before
-    >>> torch.backends.cudnn.benchmark == before
-    True
-    """
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    benchmark = torch.backends.cudnn.benchmark
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.backends.cudnn.benchmark = benchmark
 
 
 def quiet() -> None:
