@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -14,7 +14,6 @@ from solo_ext.losses import LOSSES
 METHOD_GROUP = "solo_ext.methods"
 LOSS_GROUP = "solo_ext.losses"
 logger = logging.getLogger(__name__)
-_told: set[str] = set()
 
 
 class Unavailable:
@@ -78,25 +77,6 @@ def _put(table: dict[str, Any], entry: Entry[Any], what: str, otherwise: str) ->
     return own
 
 
-def listed(entry: Entry[Any], table: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Row of ``solo-ext methods`` or ``solo-ext losses``; ``table`` is the host's.
-
-    >>> from solo_ext.losses import LOSSES
-    >>> row = listed(LOSSES["nt_xent_loss_func"])
-    >>> row["name"], row["origin"], row["year"], row["arxiv"]
-    ('nt_xent_loss_func', 'solo_ext', 2020, '2002.05709')
-    """
-    missing = entry.target.message if isinstance(entry.target, Unavailable) else ""
-    own = table is None or table.get(entry.name) is entry.target
-    return {
-        "name": entry.name if own else f"{entry.origin}/{entry.name}",
-        "origin": entry.origin,
-        "paper": missing or entry.paper,
-        "year": entry.year or "",
-        "arxiv": entry.arxiv,
-    }
-
-
 def load_entry_points(group: str, registry: Registry[Any]) -> None:
     """Adds to a table what other distributions declare; warns of what cannot be loaded.
 
@@ -126,8 +106,7 @@ def _unavailable(registry: Registry[Any], name: str, problem: str, origin: str) 
     _tell(problem)
 
 
+@functools.cache
 def _tell(problem: str) -> None:
     """Warns once per process: every command and every test calls ``register``."""
-    if problem not in _told:
-        _told.add(problem)
-        logger.warning(problem)
+    logger.warning(problem)

@@ -29,7 +29,6 @@ WITHOUT: dict[str, str] = {
     "solo_ext.data.streaming.MDS": "an entry of an index, which open_streaming reads",
     "solo_ext.data.webdataset.Tar": "an entry of an index, which open_webdataset makes",
     "solo_ext.host.release_1_0_2.load": "replaces modules of solo-learn 1.0.2, and has done so",
-    "solo_ext.lab.cli.benchmark.demo": "trains for minutes",
     "solo_ext.lab.experiments.work.main": "ends with its standard input",
     "solo_ext.lab.experiments.work.work": "trains",
     "solo_ext.lab.experiments.work.work_in_process": "ends its process",

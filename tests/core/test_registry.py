@@ -57,7 +57,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[host.Host]:
     plugin.register()
     loaded = host.load()
     losses = loaded.solo.losses
-    monkeypatch.setattr(plugin, "_told", set())
+    plugin._tell.cache_clear()
     tables: list[dict[str, Any]] = [METHODS, LOSSES, loaded.methods, vars(losses)]
     before, exported = [dict(table) for table in tables], list(losses.__all__)
     yield loaded

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from solo_ext.config.schema import Augmentation, Batch, RunConfig
+from solo_ext.core.files import read_jsonl
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.fixed import eval_batches
 from solo_ext.data.images import class_names, open_images
@@ -259,11 +260,11 @@ def test_the_last_that_is_tried_may_be_readable() -> None:
 
 
 def test_names_are_written_once(tmp_path: Path) -> None:
-    file = tmp_path / "unreadable.txt"
+    file = tmp_path / "unreadable.jsonl"
     add_lines(file, {"a b.jpg": "it is empty", "c\n.jpg": "it is a folder"})
     add_lines(file, {"c\n.jpg": "another", os.fsdecode(b"\xff.jpg"): "it is empty"})
-    assert file.read_bytes().splitlines() == [
-        b"a b.jpg\tit is empty",
-        b"c .jpg\tit is a folder",
-        b"\xff.jpg\tit is empty",
+    assert [(line["image"], line["reason"]) for line in read_jsonl(file)] == [
+        ("a b.jpg", "it is empty"),
+        ("c\n.jpg", "it is a folder"),
+        (os.fsdecode(b"\xff.jpg"), "it is empty"),
     ]

@@ -78,12 +78,12 @@ def test_scratch_file(tmp_path: Path, precious: Path, monkeypatch: pytest.Monkey
 
 
 def test_files_that_grow(tmp_path: Path, precious: Path) -> None:
-    for name in (RECORDS, "unreadable.txt"):
+    for name in (RECORDS, "unreadable.jsonl"):
         (tmp_path / name).symlink_to(precious)
     with pytest.raises(UserError, match="is a link"):
         append_lines(tmp_path / RECORDS, [])
     with pytest.raises(UserError, match="is a link"):
-        add_lines(tmp_path / "unreadable.txt", {"a": "b"})
+        add_lines(tmp_path / "unreadable.jsonl", {"a": "b"})
 
 
 def test_a_link_that_leads_nowhere_is_one(tmp_path: Path) -> None:

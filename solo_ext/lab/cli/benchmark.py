@@ -6,18 +6,14 @@ import argparse
 import contextlib
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
-from solo_ext.lab.cli.commands import say
+from solo_ext.lab.cli.output import say, show
 from solo_ext.lab.experiments.launchers import (
     Launcher,
     LocalLauncher,
@@ -30,13 +26,12 @@ from solo_ext.lab.experiments.report import write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.settings import BenchmarkSettings, read_benchmark
-from solo_ext.lab.experiments.statistics import Estimate, differences, estimate, mean_of
-from solo_ext.lab.experiments.tables import mean_and_deviation, mean_and_interval
+from solo_ext.lab.experiments.tables import differences_table, scores_table
 from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
 
 
 def benchmark(args: argparse.Namespace) -> dict[str, Any]:
-    """Dispatches ``solo-ext benchmark``.
+    """Runs ``solo-ext benchmark`` or ``solo-ext demo``.
 
     >>> import tempfile
     >>> from solo_ext.lab.cli.main import build_parser
@@ -45,7 +40,7 @@ def benchmark(args: argparse.Namespace) -> dict[str, Any]:
         ...
     solo_ext.core.errors.UserError: records '...': no records.jsonl in it; give a folder that ...
     """
-    return {"run": _run, "tune": _tune, "report": _report}[args.action](args)
+    return _ACTIONS[args.action](args)
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
@@ -131,8 +126,7 @@ def _written(args: argparse.Namespace, folder: Path, out: Path | None) -> dict[s
     return {"written": files}
 
 
-def demo(args: argparse.Namespace) -> dict[str, Any]:
-    """``solo-ext demo``: a benchmark of a few minutes that shows what the plugin adds."""
+def _demo(args: argparse.Namespace) -> dict[str, Any]:
     begin, out = time.monotonic(), Path(args.out)
     settings = read_benchmark("demo")
     if args.epochs is not None:
@@ -143,41 +137,20 @@ def demo(args: argparse.Namespace) -> dict[str, Any]:
     records, failed = run_benchmark(settings, make_plan(settings), out, launcher, _progress)
     failures = _failures(failed)
     results = Results(settings, records)
-    scores: dict[str, dict[str, Estimate | None]] = {}
-    compared: dict[str, dict[str, Estimate | None]] = {}
+    tables: dict[str, list[dict[str, str]]] = {"scores": [], "differences": []}
     for place in results.places():
-        for row in results.rows(place):
-            label, measures = results.label(row), results.measures
-            scores[label] = {m: mean_of(results, place, row, m) for m in measures}
-            for base in settings.rows[row].bases:
-                compared[f"{label} minus {results.label(base)}"] = {
-                    m: estimate(differences(results, place, row, base, m)) for m in measures
-                }
+        for name, of in (("scores", scores_table), ("differences", differences_table)):
+            table = of(results, place)
+            tables[name] += [dict(zip(table.head, row, strict=True)) for row in table.rows]
+    for name, rows in tables.items():
+        if rows:
+            show(args, name, rows)
     page = str(write_report(out)[1]) if records else None
     seconds = round(time.monotonic() - begin, 1)
-    if not args.json:
-        table = Table("", "n", *(measure.replace("_", " ") for measure in results.measures))
-        for lines, write in ((scores, mean_and_deviation), (compared, mean_and_interval)):
-            for name, held in lines.items():
-                count = max((one.count for one in held.values() if one), default=0)
-                cells = [write(one).replace(" (", "\n(") for one in held.values()]
-                table.add_row(Text(name), str(count), *cells)
-            table.add_section()
-        Console(highlight=False).print(table)
     say(args, "Percent: mean ± deviation over seeds; differences paired by seed, 95 % interval.")
     say(args, f"{seconds:.0f} s; report: {page}")
-    return {
-        "about": settings.about,
-        "scores": _plain(scores),
-        "differences": _plain(compared),
-        "report": page,
-        "seconds": seconds,
-        "failed": failures,
-    }
-
-
-def _plain(lines: dict[str, dict[str, Estimate | None]]) -> dict[str, dict[str, Any]]:
-    return {name: {m: e and asdict(e) for m, e in held.items()} for name, held in lines.items()}
+    document = {"about": settings.about, "report": page, "seconds": seconds, "failed": failures}
+    return {**document, **tables}
 
 
 def _failures(failed: dict[str, str]) -> list[dict[str, str]]:
@@ -190,3 +163,6 @@ def _progress(text: str) -> None:
     # The runs go on even if the terminal is closed.
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
+
+
+_ACTIONS = {"run": _run, "tune": _tune, "report": _report, "demo": _demo}

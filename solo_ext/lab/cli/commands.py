@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress as Bar
-from rich.table import Table
-from rich.text import Text
-
 from solo_ext.core.errors import UserError
+from solo_ext.core.registry import Entry
+from solo_ext.lab.cli.output import progress_bars, say, show
 
 _NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID")
 
@@ -41,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
         document = _COMMANDS[args.command](args)
     if args.json and _first_process():
-        print(json.dumps(document, indent=1))
+        print(json.dumps(document, indent=1, default=str))
     if not isinstance(document, dict):
         return 0
     if "not_written" in document:
@@ -58,51 +56,13 @@ def _first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in _NUMBERS)
 
 
-def say(args: argparse.Namespace, line: str) -> None:
-    """Prints a line, unless the command prints a document.
-
-    >>> say(argparse.Namespace(json=False), "3 of 4 runs are done")
-    3 of 4 runs are done
-    >>> say(argparse.Namespace(json=True), "3 of 4 runs are done")
-    """
-    if not args.json:
-        Console(highlight=False, soft_wrap=True, markup=False).print(line)
-
-
-def _show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> None:
-    if args.json:
-        return
-    # Use Text, because brackets in a path or an error must not be read as markup.
-    table = Table(title=Text(title), title_justify="left", show_header=len(rows) > 1)
-    if len(rows) == 1:
-        # One row of many numbers is wider than a terminal, so show it as a column.
-        for key, value in rows[0].items():
-            table.add_row(Text(key.replace("_", " ")), Text(_cell(value)))
-    else:
-        for key in rows[0]:
-            # Never cut a name: configs have to spell it exactly.
-            table.add_column(Text(key.replace("_", " ")), no_wrap=key == "name")
-        for row in rows:
-            table.add_row(*(Text(_cell(v)) for v in row.values()))
-    Console().print(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(map(_cell, value))
-    return "-" if value is None else str(value)
-
-
 def _methods(args: argparse.Namespace) -> Any:
     from solo_ext import host, register
     from solo_ext.methods import METHODS
-    from solo_ext.plugin import listed
 
     register()
     loaded = host.load()
-    rows = [listed(entry, loaded.methods) for entry in METHODS.values()]
+    rows = [_row(entry, loaded.methods) for entry in METHODS.values()]
     ours = {row["name"] for row in rows}
     rows += [
         {"name": name, "origin": "solo-learn", "paper": "", "year": "", "arxiv": ""}
@@ -110,26 +70,41 @@ def _methods(args: argparse.Namespace) -> Any:
         if name not in {"base", "linear"} | ours
     ]
     rows.sort(key=lambda row: str(row["name"]))
-    _show(args, f"methods (solo-learn {loaded.info.generation})", rows)
+    show(args, f"methods (solo-learn {loaded.info.generation})", rows)
     return rows
 
 
 def _losses(args: argparse.Namespace) -> Any:
     from solo_ext.losses import LOSSES
-    from solo_ext.plugin import LOSS_GROUP, listed, load_entry_points
+    from solo_ext.plugin import LOSS_GROUP, load_entry_points
 
     load_entry_points(LOSS_GROUP, LOSSES)
-    rows = [listed(entry) for entry in LOSSES.values()]
-    _show(args, "losses, in solo_ext.losses and solo.losses", rows)
+    rows = [_row(entry, {}) for entry in LOSSES.values()]
+    show(args, "losses, in solo_ext.losses and solo.losses", rows)
     return rows
 
 
+def _row(entry: Entry[Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a method or loss, named by its origin too where the host's table has another one."""
+    from solo_ext.plugin import Unavailable
+
+    missing = entry.target.message if isinstance(entry.target, Unavailable) else ""
+    own = table.get(entry.name, entry.target) is entry.target
+    return {
+        "name": entry.name if own else f"{entry.origin}/{entry.name}",
+        "origin": entry.origin,
+        "paper": missing or entry.paper,
+        "year": entry.year or "",
+        "arxiv": entry.arxiv,
+    }
+
+
 def _doctor(args: argparse.Namespace) -> Any:
-    from solo_ext.lab.cli.doctor import diagnose, show
+    from solo_ext.lab.cli.doctor import diagnose, lines
 
     found = diagnose()
-    if not args.json:
-        show(found, Console(highlight=False, soft_wrap=True, markup=False))
+    for line in lines(found):
+        say(args, line)
     return found
 
 
@@ -163,7 +138,7 @@ def _pretrain(args: argparse.Namespace) -> Any:
         say(args, f"run directory  {result.run_dir}")
         say(args, f"{result.epochs} {'epoch' if result.epochs == 1 else 'epochs'}, {speed}")
         say(args, f"next           solo-ext eval knn {result.run_dir}")
-    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(result).items()}
+    return vars(result)
 
 
 def _eval(args: argparse.Namespace) -> Any:
@@ -176,31 +151,15 @@ def _eval(args: argparse.Namespace) -> Any:
     settings = OmegaConf.create({})
     apply_overrides(settings, parse(args.overrides))
     plain: Any = OmegaConf.to_container(settings)
-    console = Console(stderr=True)
-    bar = Bar(console=console, transient=True)
-    tasks: dict[str, Any] = {}
-
-    def progress(split: str, done: int, total: int) -> None:
-        if not console.is_interactive:
-            return
-        # Start the bar late, so that a mistake in the settings is one line without a bar.
-        bar.start()
-        if split not in tasks:
-            tasks[split] = bar.add_task(split, total=total)
-        bar.update(tasks[split], completed=done)
-
-    try:
+    with progress_bars() as progress:
         if args.protocol == SUITE:
             record = evaluate_suite(args.run, plain, progress)
         else:
             record = evaluate(args.run, args.protocol, plain, progress)
-    finally:
-        if tasks:
-            bar.stop()
     epoch = "" if record["epoch"] is None else f", epoch {record['epoch']}"
     title = f"{args.protocol}: {record['method'] or record['run']}{epoch}"
-    show = _show_suite if args.protocol == SUITE else _keep_record
-    return show(args, title, record)
+    present = _show_suite if args.protocol == SUITE else _keep_record
+    return present(args, title, record)
 
 
 def _show_suite(args: argparse.Namespace, title: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +175,7 @@ def _show_suite(args: argparse.Namespace, title: str, record: dict[str, Any]) ->
         for entry in record["entries"]
     ]
     if rows:
-        _show(args, title, rows)
+        show(args, title, rows)
         say(args, f"report  {Path(record['folder']) / PAGE}")
     return record
 
@@ -227,7 +186,7 @@ def _keep_record(args: argparse.Namespace, title: str, record: dict[str, Any]) -
     if not record["results"]:
         # This process only helped to extract features.
         return record
-    _show(args, title, record["results"])
+    show(args, title, record["results"])
     folder = Path(record["folder"])
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -249,7 +208,7 @@ def _export(args: argparse.Namespace) -> Any:
     say(args, f"load      {done.load}")
     return {
         "format": args.format,
-        "out": str(done.out),
+        "out": done.out,
         "load": done.load,
         "difference": done.difference,
         **about.model_dump(),
@@ -271,26 +230,14 @@ def _data(args: argparse.Namespace) -> Any:
     if unknown := given.keys() - {"data"}:
         raise UserError(f"{min(unknown)}: only settings of data are read here; leave it out")
     images = open_images(validated(Images, given["data"], prefix="data"), args.split)
-    console = Console(stderr=True)
-    with Bar(console=console, transient=True, disable=not console.is_interactive) as bar:
-        task = bar.add_task("images", total=len(images))
-        done = convert(
-            images,
-            Path(args.out),
-            args.shard_mb << 20,
-            lambda done, total: bar.update(task, completed=done),
-        )
+    with progress_bars() as progress:
+        report = functools.partial(progress, "images")
+        done = convert(images, Path(args.out), args.shard_mb << 20, report)
     for name in done.unreadable:
         say(args, f"left out  {name}")
     say(args, f"written   {done.images} images in shards ({done.shards}), {args.out}")
     say(args, f"read      data.format=streaming data.{args.split}_path={args.out}")
     return {**done._asdict(), "out": args.out}
-
-
-def _demo(args: argparse.Namespace) -> Any:
-    from solo_ext.lab.cli.benchmark import demo
-
-    return demo(args)
 
 
 def _benchmark(args: argparse.Namespace) -> Any:
@@ -302,7 +249,7 @@ def _benchmark(args: argparse.Namespace) -> Any:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "benchmark": _benchmark,
     "data": _data,
-    "demo": _demo,
+    "demo": _benchmark,
     "methods": _methods,
     "losses": _losses,
     "doctor": _doctor,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from typing import Any
 
 from packaging.requirements import Requirement
-from rich.console import Console
 
 from solo_ext import __version__
 from solo_ext.core.errors import UserError
 from solo_ext.data.dali import INSTALL
-from solo_ext.host import detect, load
+from solo_ext.host import load
 from solo_ext.host.patches import PATCHES
 from solo_ext.lab.training.run_dir import PACKAGES, package_version
 
@@ -87,41 +87,36 @@ def unmet(requirements: list[str]) -> list[str]:
     return found
 
 
-def show(found: dict[str, Any], console: Console) -> None:
-    """Prints the findings.
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The findings as lines of text.
 
-    >>> import io
-    >>> out = io.StringIO()
-    >>> show(diagnose(), Console(file=out))
-    >>> out.getvalue().split()[0]
+    >>> next(lines(diagnose())).split()[0]
     'solo_ext'
     """
-    console.print(f"solo_ext     {found['solo_ext']}, Python {found['python']}")
+    yield f"solo_ext     {found['solo_ext']}, Python {found['python']}"
     host = found["host"]
     if "error" in host:
-        console.print(f"solo-learn   MISSING: {host['error']}", style="bold")
+        yield f"solo-learn   MISSING: {host['error']}"
     else:
-        console.print(
+        yield (
             f"solo-learn   {host['generation']} (calls itself {host['version']}, fingerprint "
             f"{host['fingerprint']}) in {host['path']}"
         )
-        console.print(f"             patched: {', '.join(host['patches'])}")
+        yield f"             patched: {', '.join(host['patches'])}"
     versions = (f"{k} {v or 'MISSING'}" for k, v in found["packages"].items())
-    console.print(f"packages     {', '.join(versions)}")
-    for line in found["unmet"]:
-        console.print(f"DANGER       {line}", style="bold")
+    yield f"packages     {', '.join(versions)}"
+    yield from (f"DANGER       {line}" for line in found["unmet"])
     devices = found["devices"]
     gpus = ", ".join(devices["gpus"]) or "none found; training runs on the CPU"
-    console.print(f"GPU          {gpus}; torch built for CUDA {devices['cuda_build']}")
+    yield f"GPU          {gpus}; torch built for CUDA {devices['cuda_build']}"
     for name, extra in found["extras"].items():
         state = "installed" if extra["installed"] else f"not installed: {extra['get']}"
-        console.print(f"{name:<12} {state} ({extra['for']})")
+        yield f"{name:<12} {state} ({extra['for']})"
 
 
 def _host() -> dict[str, Any]:
     try:
-        info = detect()
-        load()
+        info = load().info
     except UserError as error:
         return {"error": str(error)}
     return {

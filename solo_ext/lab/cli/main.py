@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from solo_ext import __version__
 from solo_ext.core.errors import UserError, in_one_line, nearest
 
-USER_MISTAKE = UserError.exit_code
 _path = os.path.expanduser
 _OPTION = re.compile(r"--?[A-Za-z]")
 
@@ -60,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
             message = message.removesuffix(", key=value")
         elif message.startswith("unrecognized arguments: "):
             message = f"one word too many: {message.partition(': ')[2]}"
-        self.exit(USER_MISTAKE, f"{self.prog}: {' '.join(message.split())}\n")
+        self.exit(UserError.exit_code, f"{self.prog}: {' '.join(message.split())}\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--out", type=_path, default="solo-ext-demo", help="folder of runs and report"
     )
     demo.add_argument("--epochs", type=_positive, help="epochs of each run")
+    demo.set_defaults(action="demo")
 
     command(commands, "methods", "methods that a config can name")
     command(commands, "losses", "losses of the plugin")
@@ -145,7 +145,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--split",
         default="train",
         choices=("train", "val"),
-        metavar="train|val",
         help="whether data.train_path or data.val_path is read",
     )
     converting.add_argument(
@@ -158,7 +157,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--format",
         required=True,
         choices=("timm", "safetensors", "torchvision", "detectron2"),
-        metavar="timm|safetensors|torchvision|detectron2",
         help="a folder for plain timm, one file for solo_ext.load_exported, weights for "
         "torchvision's detection models and mmdetection, or for detectron2",
     )
@@ -184,7 +182,6 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
         "--launcher",
         default="local",
         choices=("local", "slurm", "ray"),
-        metavar="local|slurm|ray",
         help="processes of this machine, an array of SLURM jobs, or tasks of a Ray cluster",
     )
     parser.add_argument(

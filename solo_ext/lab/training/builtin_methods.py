@@ -103,9 +103,7 @@ class _VICReg(_Projected):
     cov_loss_weight: NonNegativeFloat = 1.0
 
 
-class _VIbCReg(_Projected):
-    sim_loss_weight: NonNegativeFloat = 25.0
-    var_loss_weight: NonNegativeFloat = 25.0
+class _VIbCReg(_VICReg):
     cov_loss_weight: NonNegativeFloat = 200.0
     iternorm: bool = False
 

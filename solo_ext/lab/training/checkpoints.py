@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import os
 import signal
@@ -15,21 +14,15 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
 from solo_ext.config.schema import Checkpoint as Settings
-from solo_ext.core.errors import (
-    OF_TORCH,
-    ProcessLost,
-    StoppedBySignal,
-    UserError,
-    first_line,
-)
+from solo_ext.core.errors import ProcessLost, StoppedBySignal
 from solo_ext.core.files import atomic_write
 from solo_ext.lab.training.lightning_internals import (
     ignore_sigterm_of_rank_0,
     remove_hooks,
     when_step_is_complete,
 )
+from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints
 from solo_ext.lab.training.run_dir import Checkpoint as CheckpointFile
-from solo_ext.lab.training.run_dir import checkpoints, outdate
 from solo_ext.lab.training.signals import Agreement, StopSignals, requeue
 
 
@@ -45,7 +38,7 @@ class RunCheckpoint(Checkpoint):
     Raises:
         StoppedBySignal: in training, after the checkpoint was written.
         ProcessLost: likewise.
-        UserError: in training, if a checkpoint cannot be written; earlier ones are kept.
+        OSError: in training, if a checkpoint cannot be written; earlier ones are kept.
     """
 
     def __init__(self, run_dir: Path, stem: str, settings: Settings) -> None:
@@ -55,7 +48,7 @@ class RunCheckpoint(Checkpoint):
         )
         self._lost: str | None = None
         self._between_steps = False
-        self._agreement: Agreement | None = None
+        self._agreement = Agreement()
         self._saved_at = time.monotonic()
 
     def note_lost(self, what: str) -> None:
@@ -66,7 +59,6 @@ class RunCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             for torn in self.run_dir.glob(f".{glob.escape(self.stem)}-ep=*.saving"):
                 torn.unlink(missing_ok=True)
-        self._agreement = Agreement(pl_module.device)
         self._saved_at = time.monotonic()
         self.signals.listen()
         ignore_sigterm_of_rank_0(trainer)
@@ -130,7 +122,6 @@ class RunCheckpoint(Checkpoint):
 
     def _agreed(self, trainer: pl.Trainer, *, now: bool = False) -> list[int]:
         """What the processes agree on: signal received (or 0), worker lost, checkpoint due."""
-        assert self._agreement is not None
         waited = time.monotonic() - self._saved_at
         due = 0 < 60 * self.settings.every_n_minutes <= waited
         wishes = [
@@ -138,7 +129,8 @@ class RunCheckpoint(Checkpoint):
             int(self._lost is not None),
             int(due and trainer.is_global_zero),
         ]
-        return self._agreement.any_of(wishes, trainer.global_step, now=now)
+        device = trainer.strategy.root_device
+        return self._agreement.any_of(wishes, trainer.global_step, device, now=now)
 
     def _stop_for(self, trainer: pl.Trainer, received: int, lost: int) -> None:
         if not received and not lost:
@@ -162,43 +154,37 @@ class RunCheckpoint(Checkpoint):
 
     def _save(self, trainer: pl.Trainer, place: str) -> None:
         target = self.run_dir / f"{self.stem}-ep={trainer.current_epoch}{place}.ckpt"
-        try:
-            if trainer.is_global_zero:
-                atomic_write(target, trainer.save_checkpoint)
-                self._outdate_others(target)
-            else:
-                # Lightning collects the state of all processes, and writes on the first only.
-                trainer.save_checkpoint(target)
-        except (OSError, RuntimeError) as error:
-            of_the_disk = isinstance(error, OSError) or OF_TORCH.search(str(error))
-            gone = isinstance(error, FileNotFoundError) or not self.run_dir.is_dir()
-            if gone or not of_the_disk:
-                raise
-            reason = getattr(error, "strerror", None) or first_line(error)
-            remedy = "give it permission to write" if _is_denied(reason) else "make room"
-            raise UserError(
-                f"checkpoint {str(target)!r} cannot be written ({reason}); those before it are "
-                f"kept: {remedy}, then `solo-ext pretrain --resume {self.run_dir}` goes on"
-            ) from error
+        if trainer.is_global_zero:
+            atomic_write(target, trainer.save_checkpoint)
+            self._outdate_others(target)
+        else:
+            # Lightning collects the state of all processes, and writes on the first only.
+            trainer.save_checkpoint(target)
         self._saved_at = time.monotonic()
         self._between_steps = False
 
     def _outdate_others(self, newest: Path) -> None:
-        """Lists the folder, because a killed process may have left more than one checkpoint."""
-        others = [held for held in self._checkpoints() if held.path != newest]
-        outdate(
-            self.run_dir, [h for h in others if h.step is not None or not self.settings.keep_prev]
-        )
+        """Keeps the checkpoint before the newest as the previous one, and removes those before it.
+
+        It lists the folder, because a killed process may have left more than one.
+        """
+        keep = self.settings.keep_prev
+        others = [
+            held.path
+            for held in self._checkpoints()
+            if held.path != newest and (held.step is not None or not keep)
+        ]
+        if not others:
+            return
+        *older, last = others
+        for path in (*self.run_dir.glob(f"*.ckpt{PREVIOUS}"), *older):
+            path.unlink(missing_ok=True)
+        os.replace(last, last.with_name(last.name + PREVIOUS))
 
     def _checkpoints(self) -> list[CheckpointFile]:
         """Those of this run, the most advanced last."""
         begin = f"{self.stem}-ep="
         return [held for held in checkpoints(self.run_dir) if held.path.name.startswith(begin)]
-
-
-def _is_denied(reason: str) -> bool:
-    """Whether the system's text, which torch's errors quote, says that it is not permitted."""
-    return any(os.strerror(code) in reason for code in (errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 def _last_epoch(trainer: pl.Trainer) -> bool:

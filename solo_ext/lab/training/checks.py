@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 
 from solo_ext import host
 from solo_ext.config.check import validated
-from solo_ext.config.schema import OPTIMIZER_KWARGS, RandomErasing, RunConfig, Scheduler
+from solo_ext.config.schema import OPTIMIZER_KWARGS, RandomErasing, RunConfig
 from solo_ext.core.errors import ConfigError, first_line, nearest
 from solo_ext.host.backbones import (
     PREFIX,
@@ -34,14 +34,26 @@ _FIXED = {"device", "dtype", "num_classes"}
 _PER_IMAGE = ("rand_augment", "auto_augment", "random_erasing")
 
 
-def check_supported(run: RunConfig) -> None:
-    """Refuses settings that only solo-learn's own scripts support.
+def check_settings(run: RunConfig) -> None:
+    """Refuses settings that contradict each other, or that a run would ignore.
 
-    >>> check_supported(RunConfig.model_construct(auto_umap={"enabled": True}))
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> words = ["data.in_memory=true", "data.augmentation=image"]
+    >>> check_settings(check_run(compose("digits/simclr", words)))
     Traceback (most recent call last):
         ...
-    solo_ext.core.errors.ConfigError: auto_umap.enabled=true: maps are not drawn while ...
+    solo_ext.core.errors.ConfigError: data.in_memory=true: only data.augmentation=batch reads ...
     """
+    check_names(run.patches)
+    for name in OF_SCRIPTS:
+        if name in run.patches:
+            raise ConfigError(
+                "patches",
+                name,
+                "it concerns solo-learn's own scripts",
+                "leave it out: images are read by loaders of our own here",
+            )
     if (run.auto_umap or {}).get("enabled"):
         raise ConfigError(
             "auto_umap.enabled",
@@ -49,25 +61,14 @@ def check_supported(run: RunConfig) -> None:
             "maps are not drawn while training here",
             "use solo-learn's own main_pretrain.py for them, or remove it",
         )
-
-
-def check_patches(names: Sequence[str]) -> None:
-    """Refuses unknown patches, and those of solo-learn's own scripts.
-
-    >>> check_patches(["no-such-patch"])
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.ConfigError: patches='no-such-patch': unknown patch; allowed: ...
-    """
-    check_names(names)
-    for name in names:
-        if name in OF_SCRIPTS:
-            raise ConfigError(
-                "patches",
-                name,
-                "it concerns solo-learn's own scripts",
-                "leave it out: images are read by loaders of our own here",
-            )
+    if run.scheduler.name == "step" and not run.scheduler.lr_decay_steps:
+        raise ConfigError(
+            "scheduler.lr_decay_steps",
+            run.scheduler.lr_decay_steps,
+            "scheduler.name=step needs the epochs at which the rate decays",
+            "give a list such as [60, 80]",
+        )
+    _check_augmentation(run)
 
 
 def checked_optimizer_kwargs(run: RunConfig) -> dict[str, Any]:
@@ -102,34 +103,7 @@ def checked_optimizer_kwargs(run: RunConfig) -> dict[str, Any]:
     return kwargs
 
 
-def check_scheduler(scheduler: Scheduler) -> None:
-    """Refuses a stepwise schedule without steps.
-
-    >>> check_scheduler(Scheduler(name="step"))
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.ConfigError: ...: scheduler.name=step needs the epochs at which ...
-    """
-    if scheduler.name == "step" and not scheduler.lr_decay_steps:
-        raise ConfigError(
-            "scheduler.lr_decay_steps",
-            scheduler.lr_decay_steps,
-            "scheduler.name=step needs the epochs at which the rate decays",
-            "give a list such as [60, 80]",
-        )
-
-
-def check_augmentation(run: RunConfig) -> None:
-    """Refuses settings that contradict each other, or that the chosen pipeline would ignore.
-
-    >>> from solo_ext.config.check import check_run
-    >>> from solo_ext.config.compose import compose
-    >>> words = ["data.in_memory=true", "data.augmentation=image"]
-    >>> check_augmentation(check_run(compose("digits/simclr", words)))
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.ConfigError: data.in_memory=true: only data.augmentation=batch reads ...
-    """
+def _check_augmentation(run: RunConfig) -> None:
     data = run.data
     on_batch, dali = data.augmentation == "batch", data.format == "dali"
     for place, pipeline in enumerate(run.augmentations):
@@ -195,33 +169,6 @@ def check_batch_size(run: RunConfig, images: int) -> None:
             f"the training set has {images // processes} images per process"
             + (f", {images} for {processes} processes" if processes > 1 else ""),
             "take a smaller batch",
-        )
-
-
-def check_validation_interval(run: RunConfig, images: int) -> None:
-    """Refuses ``val_check_interval`` above the number of batches of an epoch.
-
-    >>> from solo_ext.config.check import check_run
-    >>> from solo_ext.config.compose import compose
-    >>> words = ["optimizer.batch_size=64", "val_check_interval=30"]
-    >>> run = check_run(compose("digits/simclr", words))
-    >>> check_validation_interval(run, images=1400)
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.ConfigError: val_check_interval=30: an epoch has 21 batches; take ...
-    """
-    trainer = run.model_extra or {}
-    every, limit = trainer.get("val_check_interval"), trainer.get("limit_train_batches")
-    batches = images // run.world_size // run.optimizer.batch_size
-    if limit is not None:
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-    if isinstance(every, int) and every > batches and trainer.get("check_val_every_n_epoch", 1):
-        raise ConfigError(
-            "val_check_interval",
-            every,
-            f"an epoch has {batches} batches",
-            "take no more than that, a share of the epoch such as 0.5, or "
-            "check_val_every_n_epoch=null",
         )
 
 

@@ -84,10 +84,11 @@ def right(layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True) 
     except RuntimeError:
         # A layer that pads its input by itself cannot be checked, and is not trusted.
         return False
+    dtypes = torch.float32, torch.bfloat16
     for _ in range(TRIALS):
         # Fill the memory that the next results get with NaN: a kernel that leaves a part of its
         # result unwritten is noticed only then.
-        spoilt = [torch.full_like(t, float("nan"), dtype=d) for t in exact for d in _DTYPES]
+        spoilt = [torch.full_like(t, float("nan"), dtype=d) for t in exact for d in dtypes]
         del spoilt
         with torch.autocast("cpu", torch.bfloat16):
             found = results()
@@ -96,6 +97,3 @@ def right(layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True) 
             if not (one - other).norm() <= TOLERANCE * other.norm():
                 return False
     return True
-
-
-_DTYPES = torch.float32, torch.bfloat16

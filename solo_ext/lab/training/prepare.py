@@ -22,13 +22,9 @@ from solo_ext.host.dali_loader import check_dali
 from solo_ext.lab.evaluation.context import same_classes
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS, check_builtin
 from solo_ext.lab.training.checks import (
-    check_augmentation,
     check_backbone,
     check_batch_size,
-    check_patches,
-    check_scheduler,
-    check_supported,
-    check_validation_interval,
+    check_settings,
     checked_optimizer_kwargs,
 )
 from solo_ext.lab.training.cpu_precision import precision_for
@@ -87,7 +83,6 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     register()
     loaded = host.load()
     method = _method(loaded, run.method)
-    check_patches(run.patches)
     kwargs_type = getattr(method, "kwargs_type", None) or BUILTIN_KWARGS.get(run.method)
     if kwargs_type is not None:
         run.method_kwargs = check_method_kwargs(kwargs_type, config.get("method_kwargs") or {})
@@ -95,10 +90,8 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     backbone = check_backbone(loaded, run)
     if run.precision == "auto":
         run.precision = precision_for(run, backbone)
-    check_supported(run)
+    check_settings(run)
     run.optimizer.kwargs = checked_optimizer_kwargs(run)
-    check_scheduler(run.scheduler)
-    check_augmentation(run)
     _count_crops(run)
     check_folder("checkpoint.dir", run.checkpoint.dir)
     if run.data.format == "dali":
@@ -114,7 +107,6 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         same_classes(train, val, str(run.data.val_path))
     check_batch_size(run, len(train))
     check_builtin(run, len(train))
-    check_validation_interval(run, len(train))
     cfg = _as_methods_take_it(run)
     if hasattr(method, "fill_sizes"):
         method.fill_sizes(cfg, len(train))

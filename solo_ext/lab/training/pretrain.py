@@ -40,7 +40,7 @@ from solo_ext.lab.training.checkpoints import RunCheckpoint
 from solo_ext.lab.training.lightning_internals import log_without_waiting
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
-from solo_ext.lab.training.resume_point import Identity, resume_point
+from solo_ext.lab.training.resume_point import identity, resume_point, set_aside
 from solo_ext.lab.training.run_data import RunData
 from solo_ext.lab.training.run_dir import (
     ARGS,
@@ -62,11 +62,9 @@ from solo_ext.lab.training.run_dir import (
 from solo_ext.lab.training.run_state import RunState
 from solo_ext.lab.training.trainer import (
     JsonLines,
-    make_loggers,
     make_trainer,
     progress_callback,
     quiet,
-    torch_flags_kept,
 )
 from solo_ext.lab.training.watch import UNREADABLE, CollapseWatch, UnreadableReport
 
@@ -108,7 +106,6 @@ class PretrainResult:
     images_per_second: float
 
 
-@torch_flags_kept()
 def pretrain(
     prepared: Prepared,
     *,
@@ -139,9 +136,11 @@ def pretrain(
     # Make the path absolute: checkpoints are named after the folder, which may be `.`.
     run_dir = Path(os.path.abspath(run_dir))
     _refuse_among_images(run_dir, prepared)
-    identity = Identity.of(run, prepared.train)
+    own_identity = identity(run, prepared.train)
     held = checkpoints(run_dir)
-    resume = resume_point(run_dir, run.resume_from_checkpoint, identity, force=force)
+    checkpoint, damaged = resume_point(
+        run_dir, run.resume_from_checkpoint, own_identity, force=force
+    )
     make: Any = DALILoader if run.data.format == "dali" else pretrain_loader
     loader = make(run, prepared.train)
     val_loader = None if prepared.val is None else fixed_loader(run, prepared.val)
@@ -155,24 +154,22 @@ def pretrain(
         model.to(memory_format=torch.channels_last)
     if run.performance.compile:
         _compile(model, run.performance.compile)
-    start = 0 if resume is None else resume.step
     name = file_name(run.name)
     stem = run_dir.name if run_dir.name.startswith(f"{name}-") else f"{name}-{run_dir.name}"
     lines = JsonLines(run_dir / METRICS)
 
-    def go_on() -> None:
-        lines.go_on(start, None if resume is None else resume.unlogged)
-        if resume is not None:
-            resume.set_damaged_aside()
+    def go_on(step: int, unlogged: dict[str, Any] | None) -> None:
+        lines.go_on(step, unlogged)
+        set_aside(damaged)
 
     def begin() -> None:
         # Called after the first batch: a finished run has none, and gets no warning.
-        if resume is not None:
+        if checkpoint is not None:
             warn_of_changes(run_dir, patched)
         _write_records(run_dir, prepared, patched)
 
-    state = RunState(loader, identity, restored=go_on, begin=begin)
-    watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
+    state = RunState(loader, own_identity, restored=go_on, begin=begin)
+    watch = NonFiniteWatch(run_dir, loader.dataset.images)
     own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
     if run.online_eval.every_n_epochs:
         own.append(OnlineEvaluation(run, prepared.train, prepared.val, run_dir / "online"))
@@ -189,21 +186,22 @@ def pretrain(
         ending.callback(saving.signals.leave)
         if isinstance(loader, ResumableLoader):
             loader.on_lost = saving.note_lost
-    trainer = make_trainer(run, run_dir, own, [lines, *make_loggers(run, run_dir)])
+    trainer = make_trainer(run, run_dir, own, lines)
     log_without_waiting(trainer, model)
     if run.debug_augmentations:
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
     since = time.monotonic()
-    ckpt_path = None if resume is None else str(resume.path)
+    # Lightning starts the processes of other ranks, which read it.
+    os.environ[RUN_DIR] = str(run_dir)
+    ending.callback(os.environ.pop, RUN_DIR, None)
 
     with (
         ending,
-        _announced(run_dir),
         _alone(run_dir, trainer, held),
-        _errors_explained(run_dir, held, trainer, state, ckpt_path),
+        _errors_explained(run_dir, held, trainer, state, checkpoint),
     ):
-        trainer.fit(model, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+        trainer.fit(model, datamodule=data, ckpt_path=checkpoint, weights_only=True)
     seconds, found = time.monotonic() - since, checkpoints(run_dir)
     images = state.batches * run.optimizer.batch_size * trainer.world_size
     last = found[-1] if found else None
@@ -254,26 +252,12 @@ def _compile(model: Any, backend: bool | str) -> None:
 
 
 @contextlib.contextmanager
-def _announced(run_dir: Path) -> Iterator[None]:
-    """Tells the run directory to processes that Lightning starts for other ranks."""
-    held = os.environ.get(RUN_DIR)
-    os.environ[RUN_DIR] = str(run_dir)
-    try:
-        yield
-    finally:
-        if held is None:
-            del os.environ[RUN_DIR]
-        else:
-            os.environ[RUN_DIR] = held
-
-
-@contextlib.contextmanager
 def _errors_explained(
     run_dir: Path,
     held: Sequence[Checkpoint],
     trainer: pl.Trainer,
     state: RunState,
-    checkpoint: str | None,
+    checkpoint: Path | None,
 ) -> Iterator[None]:
     """Turns errors that a user can fix into one line that says how."""
     try:
@@ -289,55 +273,57 @@ def _errors_explained(
             f"stopped by SIGINT; {how_to_go_on(run_dir)}", signal.SIGINT
         ) from None
     except Exception as error:
-        explained = None
-        missing = error.filename if isinstance(error, FileNotFoundError) else None
-        lost = missing is not None and Path(os.fsdecode(missing)).is_relative_to(run_dir)
-        if state.batches and (lost or not run_dir.is_dir()):
-            explained = UserError(
-                f"run directory {str(run_dir)!r} is gone, or a file in it: it was moved or removed "
-                "while training; if it was moved, `solo-ext pretrain --resume` goes on with it "
-                "where it is now"
-            )
-        explained = explained or disk_trouble(error, how_to_go_on(run_dir))
-        # Before the state is restored, the processes may never have been connected.
-        if explained is None and trainer.world_size > 1 and state.restored:
-            explained = _lost_process(error, run_dir, trainer)
-        if explained is None and checkpoint is not None:
-            explained = _does_not_fit(error, checkpoint)
-        no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        first = not held and not state.batches and trainer.world_size == 1
-        if explained is None and first and not no_memory:
-            # Nothing of the run exists yet: what was asked for cannot be trained.
-            explained = UserError(f"the first step of training fails: {logged(error)}")
+        explained = _explained(error, run_dir, held, trainer, state, checkpoint)
         if explained is None:
             error.add_note(how_to_go_on(run_dir))
             raise
         raise explained from error
 
 
-def _lost_process(error: Exception, run_dir: Path, trainer: pl.Trainer) -> UserError | None:
-    """Error that says what to do if a collective failed because another process died or hangs."""
-    text = " ".join(str(error).split())
-    if not isinstance(error, RuntimeError) or not any(words in text.lower() for words in _GONE):
-        return None
-    # gloo begins with the path of its source file in brackets.
-    what = text.partition("] ")[2] if text.startswith("[") else text
-    return ProcessLost(
-        f"another process of this run is gone or hangs, at epoch {trainer.current_epoch}, "
-        f"optimiser step {trainer.global_step} ({what[:_LONGEST]}); why is in what it printed "
-        f"or in its node's log; {how_to_go_on(run_dir)}"
-    )
-
-
-def _does_not_fit(error: Exception, checkpoint: str) -> UserError | None:
-    """Error that says what to do if a checkpoint's weights or optimiser do not fit this run."""
+def _explained(
+    error: Exception,
+    run_dir: Path,
+    held: Sequence[Checkpoint],
+    trainer: pl.Trainer,
+    state: RunState,
+    checkpoint: Path | None,
+) -> UserError | None:
+    """The error that says what to do; ``None`` if nobody foresaw this one."""
+    missing = error.filename if isinstance(error, FileNotFoundError) else None
+    lost = missing is not None and Path(os.fsdecode(missing)).is_relative_to(run_dir)
+    if state.batches and (lost or not run_dir.is_dir()):
+        return UserError(
+            f"run directory {str(run_dir)!r} is gone, or a file in it: it was moved or removed "
+            "while training; if it was moved, `solo-ext pretrain --resume` goes on with it "
+            "where it is now"
+        )
+    again, several = how_to_go_on(run_dir), trainer.world_size > 1
+    trouble = disk_trouble(error, again)
+    if trouble is not None:
+        return trouble
     first, *rest = str(error).splitlines() or [""]
-    if not isinstance(error, RuntimeError | ValueError) or not first.startswith(_DOES_NOT_FIT):
-        return None
-    return UserError(
-        f"checkpoint {checkpoint!r} does not fit this method or its settings "
-        f"({rest[0].strip()[:200] if rest else first}); give one of this run"
-    )
+    said = " ".join(str(error).split())
+    # Before the state is restored, the processes may never have been connected.
+    connected = several and state.restored and isinstance(error, RuntimeError)
+    if connected and any(words in said.lower() for words in _GONE):
+        # gloo begins with the path of its source file in brackets.
+        what = said.partition("] ")[2] if said.startswith("[") else said
+        return ProcessLost(
+            f"another process of this run is gone or hangs, at epoch {trainer.current_epoch}, "
+            f"optimiser step {trainer.global_step} ({what[:_LONGEST]}); why is in what it printed "
+            f"or in its node's log; {again}"
+        )
+    loading = checkpoint is not None and isinstance(error, RuntimeError | ValueError)
+    if loading and first.startswith(_DOES_NOT_FIT):
+        return UserError(
+            f"checkpoint {str(checkpoint)!r} does not fit this method or its settings "
+            f"({rest[0].strip()[:_LONGEST] if rest else first}); give one of this run"
+        )
+    no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if not (held or state.batches or several or no_memory):
+        # Nothing of the run exists yet: what was asked for cannot be trained.
+        return UserError(f"the first step of training fails: {logged(error)}")
+    return None
 
 
 @contextlib.contextmanager
@@ -353,9 +339,9 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
         try:
             made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
             run_dir.mkdir(parents=True, exist_ok=True)
-            fresh = not (run_dir / TENSORBOARD).exists()
             stack.enter_context(locked(run_dir / LOCK, 0))
-            stack.callback(_leave_nothing, run_dir, fresh, made)
+            if made:
+                stack.callback(_remove_unused, made)
             # The lock may already exist in a folder that does not accept further files.
             tempfile.TemporaryFile(dir=run_dir).close()
         except OSError as error:
@@ -371,15 +357,14 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
         yield
 
 
-def _leave_nothing(run_dir: Path, fresh: bool, made: Sequence[Path]) -> None:
-    """Removes what a run that failed before its first batch has made."""
+def _remove_unused(made: Sequence[Path]) -> None:
+    """Removes the directory of a run that failed before its first batch, and its parents."""
+    run_dir, *parents = made
     if run_dir.is_dir() and {file.name for file in run_dir.iterdir()} <= {LOCK, TENSORBOARD}:
-        if fresh:
-            shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
-        (run_dir / LOCK).unlink(missing_ok=True)
+        shutil.rmtree(run_dir, ignore_errors=True)
         # Another run may have started in the same parent folder.
         with contextlib.suppress(OSError):
-            for folder in made:
+            for folder in parents:
                 folder.rmdir()
 
 
@@ -411,4 +396,4 @@ def _write_records(run_dir: Path, prepared: Prepared, patched: list[str]) -> Non
     args = OmegaConf.to_container(prepared.cfg, resolve=True)
     write_text(run_dir / ARGS, json.dumps(args, indent=1))
     write_text(run_dir / CONFIG, yaml.safe_dump(prepared.run.model_dump(), sort_keys=False))
-    write_text(run_dir / ENVIRONMENT, json.dumps(environment(run_dir, patched), indent=1))
+    write_text(run_dir / ENVIRONMENT, json.dumps(environment(patched), indent=1))

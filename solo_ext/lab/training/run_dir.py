@@ -69,7 +69,6 @@ _NOT_OF_THE_RUN = {
     "data.streaming.anonymous",
     "method_kwargs.features_dir",
     "method_kwargs.clusters.features_dir",
-    "on_nonfinite",
 }
 
 
@@ -91,16 +90,6 @@ class Checkpoint:
     step: int | None
 
 
-def changes_numbers(key: str) -> bool:
-    """Whether the setting with this dotted key can change what a run computes.
-
-    >>> changes_numbers("optimizer.lr"), changes_numbers("data.num_workers")
-    (True, False)
-    """
-    parts = key.split(".")
-    return not any(".".join(parts[:n]) in _NOT_OF_THE_RUN for n in range(1, len(parts) + 1))
-
-
 def settings_of_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting that can change numbers, by dotted key; 10 and 10.0 are the same.
 
@@ -110,15 +99,16 @@ def settings_of_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
 
     def walk(value: Any, key: str) -> None:
+        if key in _NOT_OF_THE_RUN:
+            return
         if isinstance(value, Mapping) and value:
             for name, inner in value.items():
                 walk(inner, f"{key}.{name}" if key else str(name))
         elif isinstance(value, list) and any(isinstance(v, Mapping | list) for v in value):
             for number, inner in enumerate(value):
                 walk(inner, f"{key}.{number}")
-        elif changes_numbers(key):
-            numbers = [_number(v) for v in value] if isinstance(value, list) else _number(value)
-            flat[key] = numbers
+        else:
+            flat[key] = [_number(v) for v in value] if isinstance(value, list) else _number(value)
 
     walk(config, "")
     return flat
@@ -240,33 +230,8 @@ def checkpoints(run_dir: Path, *, previous: bool = False) -> list[Checkpoint]:
         if match and (previous or not held_back):
             step = match["step"]
             found.append(Checkpoint(path, int(match["epoch"]), int(step) if step else None))
-    return sorted(found, key=_progress)
-
-
-def _progress(checkpoint: Checkpoint) -> tuple[int, bool, int]:
     # The checkpoint at the end of an epoch comes after those within it.
-    return checkpoint.epoch, checkpoint.step is None, checkpoint.step or 0
-
-
-def outdate(run_dir: Path, held: Sequence[Checkpoint]) -> None:
-    """Keeps the most advanced of some checkpoints as the previous one, and removes the others.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for epoch in range(3):
-    ...     (folder / f"pcl-ep={epoch}.ckpt").touch()
-    >>> outdate(folder, checkpoints(folder))
-    >>> [file.name for file in folder.iterdir()]
-    ['pcl-ep=2.ckpt.previous']
-    """
-    if not held:
-        return
-    for older in run_dir.glob(f"*.ckpt{PREVIOUS}"):
-        older.unlink(missing_ok=True)
-    *older_ones, last = sorted(held, key=_progress)
-    for one in older_ones:
-        one.path.unlink(missing_ok=True)
-    os.replace(last.path, last.path.with_name(last.path.name + PREVIOUS))
+    return sorted(found, key=lambda one: (one.epoch, one.step is None, one.step or 0))
 
 
 def how_to_go_on(run_dir: Path) -> str:
@@ -350,25 +315,33 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def environment(run_dir: Path | None = None, patches: Sequence[str] = ()) -> dict[str, Any]:
+def environment(patches: Sequence[str] = ()) -> dict[str, Any]:
     """The environment of a run: host and its applied patches, versions, processor, accelerators.
 
-    Args:
-        run_dir: of a run that this process goes on with; the environments of its earlier parts are
-            added, if they were others, as ``earlier``.
-        patches: those applied to the host.
-
-    >>> found = environment(patches=["online-knn"])
+    >>> found = environment(["online-knn"])
     >>> found["host"]["patches"], sorted(found["packages"])[0]
     (['online-knn'], 'hydra-core')
     """
-    now = _environment(patches)
-    before = None if run_dir is None else _recorded(run_dir / ENVIRONMENT)
-    if before is None:
-        return now
-    earlier = before.pop("earlier", [])
-    earlier = earlier if isinstance(earlier, list) else []
-    return now | {"earlier": [*earlier, before] if before != now else earlier}
+    info = host.load().info
+    # A job may have some of a machine's cores.
+    affinity = getattr(os, "sched_getaffinity", None)
+    return {
+        "solo_ext": __version__,
+        "host": {
+            "generation": info.generation,
+            "version": info.version,
+            "fingerprint": info.fingerprint,
+            "patches": list(patches),
+        },
+        "python": platform.python_version(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
 
 
 def warn_of_changes(run_dir: Path, patches: Sequence[str]) -> None:
@@ -379,7 +352,7 @@ def warn_of_changes(run_dir: Path, patches: Sequence[str]) -> None:
     before = _recorded(run_dir / ENVIRONMENT)
     if before is None:
         return
-    then, now = (settings_of_numbers(one) for one in (before, _environment(patches)))
+    then, now = (settings_of_numbers(one) for one in (before, environment(patches)))
     changes = [
         f"{key}: {then.get(key)} -> {now.get(key)}"
         for key in now
@@ -400,29 +373,6 @@ def _recorded(file: Path) -> dict[str, Any] | None:
         return None
     known = isinstance(held, dict) and {"solo_ext", "host"} <= held.keys()
     return held if known else None
-
-
-def _environment(patches: Sequence[str]) -> dict[str, Any]:
-    info = host.load().info
-    return {
-        "solo_ext": __version__,
-        "host": {
-            "generation": info.generation,
-            "version": info.version,
-            "fingerprint": info.fingerprint,
-            "patches": list(patches),
-        },
-        "python": platform.python_version(),
-        "packages": {name: package_version(name) for name in PACKAGES},
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
 
 
 def _processor() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import numpy as np
@@ -17,9 +17,8 @@ from solo_ext.data.loaders import StatefulLoader
 from solo_ext.kernels import dispatch
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
 
-if TYPE_CHECKING:
-    from solo_ext.lab.training.resume_point import Identity
-
+IN_CHECKPOINT = "solo_ext"
+"""Key of the state in a checkpoint."""
 _AT_START = "on_train_epoch_start."
 _AT_BATCH_END = "on_train_batch_end."
 
@@ -34,9 +33,10 @@ class RunState(Callback):
 
     Args:
         loader: the training loader.
-        identity: of the run.
+        identity: of the run, for :mod:`solo_ext.lab.training.resume_point`.
         restored: called on the first process once a checkpoint, if there is one, has been found to
-            fit; the attribute ``restored`` is true from then on.
+            fit, with the optimiser steps done and the metrics that were not yet logged; the
+            attribute ``restored`` is true from then on.
         begin: called on the first process after the first batch.
 
     Attributes:
@@ -46,39 +46,38 @@ class RunState(Callback):
     def __init__(
         self,
         loader: StatefulLoader,
-        identity: Identity,
+        identity: dict[str, Any],
         *,
-        restored: Callable[[], None],
+        restored: Callable[[int, dict[str, Any] | None], None],
         begin: Callable[[], None],
     ) -> None:
         self.loader, self.identity = loader, identity
         self._on_restored, self._begin = restored, begin
-        self._pending: dict[str, Any] | None = None
+        self._pending: list[dict[str, Any]] | None = None
         self._sums: dict[str, tuple[Any, ...]] = {}
         self._logged_again: set[str] = set()
+        self._unlogged: dict[str, Any] | None = None
         self.restored = False
         self.batches = 0
-        self._trainer: pl.Trainer | None = None
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self._trainer = trainer
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.identity.write(checkpoint)
-
-    def state_dict(self) -> dict[str, Any]:
-        own = _random_state() | {"sums": self._epoch_sums(), "kernels": dispatch.choices()}
-        return {
+        own = _random_state() | {"sums": self._epoch_sums(trainer), "kernels": dispatch.choices()}
+        checkpoint[IN_CHECKPOINT] = {
+            "identity": self.identity,
             "data": self.loader.state_dict(),
             "processes": gather_objects(own),
-            "unlogged": None if self._trainer is None else unlogged(self._trainer),
+            "unlogged": unlogged(trainer),
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.loader.load_state_dict(state_dict["data"])
-        self._pending = state_dict
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        state = checkpoint.get(IN_CHECKPOINT)
+        if state is not None:
+            self.loader.load_state_dict(state["data"])
+            self._pending, self._unlogged = state["processes"], state["unlogged"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._go_on(trainer)
@@ -89,7 +88,7 @@ class RunState(Callback):
 
     def _go_on(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero and not self.restored:
-            self._on_restored()
+            self._on_restored(trainer.global_step, self._unlogged)
         self.restored = True
 
     def on_train_batch_end(
@@ -118,11 +117,11 @@ class RunState(Callback):
         self._sums = {}
         self._logged_again = set()
 
-    def _epoch_sums(self) -> dict[str, tuple[Any, ...]]:
-        if self._trainer is None or self.loader.state_dict()["batches"] == 0:
+    def _epoch_sums(self, trainer: pl.Trainer) -> dict[str, tuple[Any, ...]]:
+        if self.loader.state_dict()["batches"] == 0:
             return {}
         sums = dict(self._sums)
-        for name, metric in epoch_means(self._trainer).items():
+        for name, metric in epoch_means(trainer).items():
             if name in self._logged_again:
                 # Restore the name, because the epoch may be resumed once more.
                 name = _AT_START + name.removeprefix(_AT_BATCH_END)
@@ -131,33 +130,16 @@ class RunState(Callback):
 
     def _restore(self, *_: Any, **__: Any) -> None:
         """Restores as late as possible: a method's own start of training may draw numbers."""
-        state, self._pending = self._pending, None
-        if state is None:
+        processes, self._pending = self._pending, None
+        if processes is None:
             return
-        own = state["processes"][distributed.rank() % len(state["processes"])]
+        own = processes[distributed.rank() % len(processes)]
         self._sums = dict(own["sums"])
-        dispatch.restore_choices(own.get("kernels", {}))
+        dispatch.restore_choices(own["kernels"])
         _set_random_state(own)
 
     # In a run resumed within an epoch Lightning calls the second alone.
     on_train_epoch_start = on_train_batch_start = _restore
-
-
-def unlogged_in(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The metrics that were not yet logged when a checkpoint was written, and their step.
-
-    ``None`` if there were none, or the checkpoint does not say.
-
-    >>> held = {"unlogged": {"step": 20, "metrics": {"train_loss": 1.5}}}
-    >>> unlogged_in({"callbacks": {"RunState": held}})
-    {'step': 20, 'metrics': {'train_loss': 1.5}}
-    """
-    try:
-        held = checkpoint["callbacks"][RunState.__qualname__]["unlogged"]
-        metrics = {str(name): float(value) for name, value in held["metrics"].items()}
-        return {"step": int(held["step"]), "metrics": metrics}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
 
 
 def _random_state() -> dict[str, Any]:

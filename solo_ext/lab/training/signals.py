@@ -17,12 +17,11 @@ import torch
 from solo_ext.core import distributed
 
 logger = logging.getLogger(__name__)
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
-)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Ctrl-C, SIGTERM from whoever ends a job, and SIGUSR1, which SLURM sends ahead if configured."""
 _STANDARD_ERROR = 2
-_MOST_STEPS = 10_000
+_SECONDS, _MOST_STEPS = 5.0, 10_000
+"""Between two exchanges of several processes, roughly; and the most steps."""
 
 
 class StopSignals:
@@ -96,7 +95,7 @@ def requeue(received: signal.Signals) -> bool:
     False
     """
     job = slurm_job()
-    if job is None or received is not getattr(signal, "SIGUSR1", None):
+    if job is None or received is not signal.SIGUSR1:
         return False
     command = shutil.which("scontrol")
     if command is None:
@@ -113,23 +112,20 @@ class Agreement:
     """Makes all processes act on a signal or a time limit at the same step.
 
     A signal reaches processes at different steps, but they must write a checkpoint together. A
-    single process decides at every step. Several exchange what they know about every ``seconds``,
+    single process decides at every step. Several exchange what they know about every five seconds,
     at a step that their last exchange determined; between exchanges none of them acts.
 
-    Args:
-        device: of the exchange, one that the process group can send from.
-        seconds: between exchanges, roughly.
-
-    >>> Agreement(torch.device("cpu")).any_of([signal.SIGTERM, 0], step=100)
+    >>> Agreement().any_of([signal.SIGTERM, 0], 100, torch.device("cpu"))
     [<Signals.SIGTERM: 15>, 0]
     """
 
-    def __init__(self, device: torch.device, seconds: float = 5.0) -> None:
-        self.device, self.seconds = device, seconds
+    def __init__(self) -> None:
         self._next: int | None = None
         self._last: tuple[int, float] | None = None
 
-    def any_of(self, wishes: Sequence[int], step: int, *, now: bool = False) -> list[int]:
+    def any_of(
+        self, wishes: Sequence[int], step: int, device: torch.device, *, now: bool = False
+    ) -> list[int]:
         """The largest value of every wish over all processes; zeros between two exchanges.
 
         Every process must call it at the same steps.
@@ -137,13 +133,14 @@ class Agreement:
         Args:
             wishes: whole numbers, 0 for none.
             step: optimiser steps so far.
+            device: of the exchange, one that the process group can send from.
             now: whether to exchange at this step in any case.
         """
         if distributed.world_size() == 1:
             return list(wishes)
         if not now and self._next is not None and step < self._next:
             return [0] * len(wishes)
-        values = torch.tensor([*wishes, self._ahead(step)], device=self.device)
+        values = torch.tensor([*wishes, self._ahead(step)], device=device)
         *agreed, ahead = distributed.max_over_ranks(values).tolist()
         self._next = step + ahead
         return agreed
@@ -155,4 +152,4 @@ class Agreement:
             return 1
         taken, each = step - last[0], (self._last[1] - last[1]) / (step - last[0])
         # The first steps are slow, so the interval grows gradually.
-        return max(1, min(int(self.seconds / max(each, 1e-9)), 4 * taken, _MOST_STEPS))
+        return max(1, min(int(_SECONDS / max(each, 1e-9)), 4 * taken, _MOST_STEPS))

@@ -7,12 +7,11 @@ import inspect
 import json
 import logging
 import math
-import os
 import sys
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +27,27 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from solo_ext.config.check import trainer_arguments
 from solo_ext.config.schema import RunConfig
-from solo_ext.core.errors import ConfigError, UserError, first_line
+from solo_ext.core.errors import UserError, first_line
 from solo_ext.core.files import read_jsonl, refuse_link, write_text, writing
-from solo_ext.lab.training.run_dir import TENSORBOARD, package_version
+from solo_ext.lab.training.run_dir import TENSORBOARD
 
 _PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def make_trainer(
-    run: RunConfig, run_dir: Path, callbacks: list[Callback], loggers: list[Any]
+    run: RunConfig, run_dir: Path, callbacks: list[Callback], lines: Logger
 ) -> pl.Trainer:
-    """Makes the Trainer that a config asks for.
+    """Makes the Trainer that a config asks for, with its loggers besides ``lines``.
 
     Raises:
-        UserError: Lightning refuses the settings.
+        UserError: Lightning refuses the settings, or lacks the package of a logger.
 
     >>> from tempfile import mkdtemp
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
     >>> run = check_run(compose("digits/simclr", ["max_epochs=3", "accelerator=cpu"]))
-    >>> trainer = make_trainer(run, Path(mkdtemp()), callbacks=[], loggers=[])
+    >>> folder = Path(mkdtemp())
+    >>> trainer = make_trainer(run, folder, [], JsonLines(folder / "metrics.jsonl"))
     >>> trainer.max_epochs, trainer.log_every_n_steps
     (3, 10)
     """
@@ -68,12 +67,15 @@ def make_trainer(
         "log_every_n_steps": 10,
         "enable_model_summary": False,
         "use_distributed_sampler": False,
+        # Flags of the process, which an earlier run in it may have set.
+        "deterministic": False,
+        "benchmark": False,
         "enable_progress_bar": any(isinstance(c, ProgressBar) for c in callbacks),
     }
     try:
         return pl.Trainer(
             **(defaults | arguments),
-            logger=loggers,
+            logger=[lines, *_loggers(run, run_dir)],
             callbacks=callbacks,
             default_root_dir=str(run_dir),
             plugins=[_DirectCheckpointIO()],
@@ -101,30 +103,14 @@ class _DirectCheckpointIO(TorchCheckpointIO):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # type: ignore[no-any-return]
 
 
-def make_loggers(run: RunConfig, run_dir: Path) -> list[Any]:
-    """Makes the loggers that a config asks for besides ``metrics.jsonl``.
-
-    Raises:
-        ConfigError: a logger is not installed.
-
-    >>> from solo_ext.config.check import check_run
-    >>> from solo_ext.config.compose import compose
-    >>> make_loggers(check_run(compose("digits/simclr", ["loggers=[]"])), Path("runs"))
-    []
-    """
+def _loggers(run: RunConfig, run_dir: Path) -> list[Any]:
+    """The loggers that a config asks for besides ``metrics.jsonl``."""
     from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
     made: list[Any] = []
     if "tensorboard" in run.loggers:
-        if package_version("tensorboard") is None:
-            problem = "tensorboard is not installed"
-            raise ConfigError("loggers", run.loggers, problem, "pip install tensorboard")
         made.append(TensorBoardLogger(str(run_dir), name=TENSORBOARD, version=""))
     if run.wandb.enabled:
-        if package_version("wandb") is None:
-            raise ConfigError(
-                "wandb.enabled", True, "wandb is not installed", "pip install wandb, or turn it off"
-            )
         made.append(
             WandbLogger(
                 name=run.name,
@@ -178,8 +164,8 @@ class JsonLines(Logger):
         Args:
             step: optimiser steps done in the checkpoint; lines of later steps, counted from 0 as in
                 Lightning, are dropped, because the run repeats them.
-            unlogged: metrics that a killed process may not have logged, from
-                :func:`solo_ext.lab.training.run_state.unlogged_in`; added if they are missing.
+            unlogged: metrics that a killed process may not have logged, and their step; added if
+                they are missing.
         """
         kept: list[dict[str, Any]] = []
         if self.file.is_file():
@@ -242,30 +228,6 @@ def progress_callback(label: str) -> Callback:
     if sys.stderr.isatty():
         return RichProgressBar(leave=False, console_kwargs={"stderr": True})
     return _EpochLines(label)
-
-
-@contextlib.contextmanager
-def torch_flags_kept() -> Iterator[None]:
-    """Restores torch's flags, which a Trainer sets for the whole process.
-
-    >>> before = torch.backends.cudnn.benchmark
-    >>> with torch_flags_kept():
-    ...     torch.backends.cudnn.benchmark = not before
-    >>> torch.backends.cudnn.benchmark == before
-    True
-    """
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    benchmark = torch.backends.cudnn.benchmark
-    workspace = os.environ.get(_WORKSPACE)
-    try:
-        yield
-    finally:
-        os.environ.pop(_WORKSPACE, None)
-        if workspace is not None:
-            os.environ[_WORKSPACE] = workspace
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.backends.cudnn.benchmark = benchmark
 
 
 def quiet() -> None:

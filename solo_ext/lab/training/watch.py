@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from solo_ext.core.files import locked, refuse_link, writing
+from solo_ext.core.files import append_lines, locked, read_jsonl
 from solo_ext.data.reading import name_of, reason_of
 from solo_ext.losses.alignment import spread
 
@@ -21,7 +21,7 @@ COLLAPSED = 0.02
 """Embeddings below this spread have collapsed."""
 LOOKS = 3
 """Number of measurements in a row before it is reported."""
-UNREADABLE = "unreadable.txt"
+UNREADABLE = "unreadable.jsonl"
 
 
 class CollapseWatch(Callback):
@@ -86,7 +86,7 @@ class CollapseWatch(Callback):
 
 
 class UnreadableReport(Callback):
-    """Lists skipped images in a file, one line ``<name> TAB <reason>`` for each.
+    """Lists skipped images in a file, a line with ``image`` and ``reason`` for each.
 
     A line is added as soon as a batch lacks the image. Every process adds its own, and a resumed
     run adds to the same file. It warns once, after the first epoch that skipped any.
@@ -105,14 +105,12 @@ class UnreadableReport(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write()
-        if self._warned:
-            return
         trainer.strategy.barrier("unreadable images")
-        count = len(_lines(self.file))
-        # All ranks use the count of the first one, so that either all warn or none does.
-        count = int(trainer.strategy.broadcast(count))
+        if self._warned or not trainer.is_global_zero:
+            return
+        count = len(read_jsonl(self.file))
         self._warned = count > 0
-        if count and trainer.is_global_zero:
+        if count:
             logger.warning(
                 f"{count} {'image' if count == 1 else 'images'} cannot be read and "
                 f"{'is' if count == 1 else 'are'} left out, named in {self.file}"
@@ -131,24 +129,16 @@ class UnreadableReport(Callback):
 
 
 def add_lines(file: Path, names: dict[str, str]) -> None:
-    r"""Adds a line for every name that the file lacks; several processes may do so at once.
+    """Adds a line for every name that the file lacks; several processes may do so at once.
 
     >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "unreadable.txt"
+    >>> file = Path(tempfile.mkdtemp()) / "unreadable.jsonl"
     >>> add_lines(file, {"cat/1.png": "it is empty"})
     >>> add_lines(file, {"cat/1.png": "it is empty", "dog/7.png": "it is cut short"})
-    >>> file.read_text().splitlines()
-    ['cat/1.png\tit is empty', 'dog/7.png\tit is cut short']
+    >>> [line["image"] for line in read_jsonl(file)]
+    ['cat/1.png', 'dog/7.png']
     """
-    with locked(file.with_name(f".{file.name}.lock")), writing(file):
-        known = {line.partition("\t")[0] for line in _lines(file)}
-        lines = {" ".join(name.split()): reason for name, reason in names.items()}
-        # File names need not be UTF-8.
-        with refuse_link(file).open("a", encoding="utf-8", errors="surrogateescape") as held:
-            held.writelines(f"{n}\t{reason}\n" for n, reason in lines.items() if n not in known)
-
-
-def _lines(file: Path) -> list[str]:
-    if not file.is_file():
-        return []
-    return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    with locked(file.with_name(f".{file.name}.lock")):
+        known = {line.get("image") for line in read_jsonl(file)}
+        lines = [{"image": name, "reason": reason} for name, reason in names.items()]
+        append_lines(file, [line for line in lines if line["image"] not in known])

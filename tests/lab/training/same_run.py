@@ -89,7 +89,8 @@ def assert_same_run(a: Path, b: Path) -> None:
     one, two = final(a), final(b)
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
         assert_same(one[part], two[part], part)
-    assert_same(one["callbacks"]["RunState"], two["callbacks"]["RunState"], "RunState")
+    for part in ("data", "processes", "unlogged"):
+        assert_same(one["solo_ext"][part], two["solo_ext"][part], part)
     assert_same(logged(a), logged(b), METRICS)
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.lab.training import pretrain as pretraining
 from solo_ext.lab.training.prepare import prepare
 from tests.lab.training.same_run import train
 
@@ -120,7 +121,7 @@ def test_a_stand_in_has_other_crops_than_as_itself(
         batches = served(config, tmp_path / name)
         crops = torch.cat([batch[1][0] for batch in batches])
         indices = torch.cat([batch[0] for batch in batches])
-        assert (tmp_path / name / "unreadable.txt").read_text().startswith(str(lost))
+        assert str(lost) in (tmp_path / name / "unreadable.jsonl").read_text()
         assert 4 not in indices
         runs.append(crops[indices == 5])
     assert len(runs[0]) == 2, f"as itself and for the lost one: {instead}"
@@ -145,11 +146,13 @@ def test_mixed_views(augmentation: str, name: str, make_config: MakeConfig, tmp_
             assert nearest.tolist() == list(range(24))
 
 
-def test_half_precision(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_half_precision(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Crops arrive as what the network is; what chance decides is drawn before."""
-    config = make_config("simclr", **ON_BATCH)
+    config = make_config("simclr", **ON_BATCH, precision="bf16-true")
     # Gradients of small convolutions are not always finite in bf16 on a CPU.
-    config |= {"precision": "bf16-true", "on_nonfinite": "skip"}
+    monkeypatch.setattr(pretraining, "NonFiniteWatch", lambda *_: Callback())
     exact = served(make_config("simclr", **ON_BATCH), tmp_path / "exact")
     for one, other in zip(exact, served(config, tmp_path / "half"), strict=True):
         for view, half in zip(one[1], other[1], strict=True):

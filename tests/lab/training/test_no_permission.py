@@ -128,11 +128,8 @@ def test_one_that_loses_its_permission_while_a_run_trains(
     last = err.splitlines()[-1]
     assert training.returncode == 2
     assert "Traceback" not in err
-    assert last.startswith(f"solo-ext: checkpoint '{folder}/tiny-run-ep=")
-    assert "cannot be written (" in last
-    assert "Permission denied" in last
-    assert "give it permission to write, then" in last
-    assert f"`solo-ext pretrain --resume {folder}` goes on" in last
+    assert last.startswith(f"solo-ext: Permission denied: '{folder}/tiny-run-ep=")
+    assert "give permission" in last
     kept = checkpoints(folder, previous=True)
     assert {one.path for one in saved} & {one.path for one in kept}
     assert kept[-1].epoch < EPOCHS - 1

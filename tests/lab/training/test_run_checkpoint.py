@@ -91,7 +91,7 @@ def test_a_disk_that_fills_up(
             full_disk()
 
     watch = LambdaCallback(on_train_batch_start=fill)
-    with pytest.raises(UserError, match=r"ep=1-step=3\.ckpt.*cannot be written \(.*make room"):
+    with pytest.raises(UserError, match=r"a file cannot be written \(.*make room, then .* goes on"):
         train(config, run, callbacks=[watch])
     assert checkpoints(run)[-1].path.name == "tiny-run-ep=0.ckpt"
     assert not list(run.glob(".*.saving"))

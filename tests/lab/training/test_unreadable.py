@@ -13,6 +13,7 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 
+from solo_ext.core.files import read_jsonl
 from solo_ext.data.reading import UnreadableImage
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.evaluation.evaluate import evaluate
@@ -44,8 +45,8 @@ def data(folder: Path, **given: Any) -> dict[str, Any]:
 
 
 def named(run_dir: Path, root: Path) -> set[str]:
-    lines = (run_dir / UNREADABLE).read_text().splitlines()
-    found = dict(line.split("\t") for line in lines)
+    lines = read_jsonl(run_dir / UNREADABLE)
+    found = {line["image"]: line["reason"] for line in lines}
     assert len(found) == len(lines)
     names = {str(Path(name).relative_to(root)) for name in found}
     for name in names:
