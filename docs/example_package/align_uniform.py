@@ -47,7 +47,7 @@ class AlignUniform(BaseMethod):
     def training_step(self, batch, batch_idx):
         out = super().training_step(batch, batch_idx)
         loss = align_uniform_loss_func(*out["z"], weight=self.cfg.method_kwargs.weight)
-        # Those that cannot be normalised are reported.
+        # `on_nonfinite` looks at their lengths.
         self.step_embeddings = [z.detach() for z in out["z"]]
         self.log("train_align_uniform_loss", loss, on_epoch=True, sync_dist=True)
         return loss + out["loss"]

@@ -585,6 +585,7 @@ class RunConfig(CommonConfig):
     wandb: Wandb = Wandb()
     loggers: list[Literal["tensorboard"]] = []
     seed: Seed = 5
+    on_nonfinite: Literal["stop", "skip"] = "stop"
     max_epochs: PositiveInt
     accumulate_grad_batches: PositiveInt = 1
     num_nodes: PositiveInt = 1

@@ -44,7 +44,7 @@ class ProjectedMethod(BaseMethod):
 
     Attributes:
         step_embeddings: what projector and predictor gave in the last training step, (N, D) for
-            each crop, without gradient; the watch for non-finite losses looks at their lengths.
+            each crop, without gradient; ``on_nonfinite`` looks at their lengths.
 
     Example:
         >>> from solo_ext.methods.registry import example_config

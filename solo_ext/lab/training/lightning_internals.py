@@ -15,7 +15,28 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 
+AfterBatch = Callable[[Any, Any, int], None]
 _TO_TENSOR = "_LightningModule__to_tensor"
+
+
+def after_own_hook(pl_module: pl.LightningModule, then: AfterBatch) -> None:
+    """Calls ``then(outputs, batch, batch_idx)`` after the method's own ``on_train_batch_end``.
+
+    Lightning calls callbacks before that hook, which updates momentum networks and queues.
+    :func:`remove_hooks` undoes it.
+
+    >>> module = pl.LightningModule()
+    >>> after_own_hook(module, lambda outputs, batch, batch_idx: print(batch_idx))
+    >>> module.on_train_batch_end(None, batch=None, batch_idx=3)
+    3
+    """
+    own = pl_module.on_train_batch_end
+
+    def own_then(outputs: Any, batch: Any, batch_idx: int) -> None:
+        own(outputs, batch, batch_idx)
+        then(outputs, batch, batch_idx)
+
+    pl_module.on_train_batch_end = own_then  # type: ignore[method-assign]
 
 
 def when_step_is_complete(
@@ -23,18 +44,15 @@ def when_step_is_complete(
 ) -> None:
     """Calls ``then(batch_idx)`` when everything that belongs to a batch is done.
 
-    That is after the method's own ``on_train_batch_end``, which Lightning calls after those of
-    callbacks and which updates momentum networks and queues; and after the validation that follows
-    the batch, if there is one: a run resumed from here would not repeat it. :func:`remove_hooks`
-    undoes it.
+    That is after the method's own hook, and after the validation that follows the batch, if there
+    is one: a run resumed from here would not repeat it. :func:`remove_hooks` undoes it.
     """
     loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
-    own, validate = pl_module.on_train_batch_end, loop.val_loop.run
+    validate = loop.val_loop.run
     validates_first = False
 
     def after_batch(outputs: Any, batch: Any, batch_idx: int) -> None:
         nonlocal validates_first
-        own(outputs, batch, batch_idx)
         validates_first = _validates_next(trainer)
         if not validates_first:
             then(batch_idx)
@@ -51,7 +69,7 @@ def when_step_is_complete(
             then(loop.batch_idx)
         return found
 
-    pl_module.on_train_batch_end = after_batch  # type: ignore[method-assign]
+    after_own_hook(pl_module, after_batch)
     loop.val_loop.__dict__["run"] = after_validation
 
 

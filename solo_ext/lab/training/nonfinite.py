@@ -1,11 +1,13 @@
-"""Losses, embeddings and gradients that are not finite: names the batches, and stops."""
+"""Losses, embeddings and gradients that are not finite: names the batches, stops or skips."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import lightning.pytorch as pl
 import torch
@@ -14,20 +16,22 @@ from torch import Tensor, nn
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import UserError
-from solo_ext.core.files import append_lines, locked
+from solo_ext.core.files import append_lines, locked, read_jsonl
 from solo_ext.data.reading import name_of
+from solo_ext.lab.training.lightning_internals import after_own_hook, remove_hooks
 from solo_ext.lab.training.run_dir import checkpoints
+from solo_ext.memory.state import State
 
+logger = logging.getLogger(__name__)
 NONFINITE = "nonfinite.jsonl"
 EVERY, EVERY_ON_CPU = 16, 1
 """Batches between two readings on a GPU or with several processes, and of one on a CPU."""
+MOST_IN_A_ROW = 32
+"""After so many bad steps in a row `skip` stops too: the weights or the data are spoilt."""
+MOST_BEFORE_SAVING = 4
+"""The same limit just before a checkpoint replaces the last good one."""
 SHORTEST = 1e-12
 """Rows below this length are not normalised to 1; see :func:`torch.nn.functional.normalize`."""
-_PROBLEMS = {
-    "loss": "the loss is not finite",
-    "embeddings": "the length of embeddings is 0 or not finite",
-    "gradients": "gradients are not finite",
-}
 
 
 class _Batch(NamedTuple):
@@ -38,21 +42,23 @@ class _Batch(NamedTuple):
         step: optimiser step that the batch was for, from 0, as in ``metrics.jsonl``.
         indices: (N,) sample indices.
         loss: scalar.
-        lengths: (V N,) of the embeddings, crop by crop.
         bad_gradients: scalar bool, whether the step's gradients were not finite; known with the
             last batch of a step only, and not with a gradient scaler.
+        lengths: (V N,) of the embeddings, crop by crop.
+        bad_lengths: (V N,) bool, which of them cannot be normalised.
     """
 
     epoch: int
     step: int
     indices: Tensor
     loss: Tensor
-    lengths: Tensor
     bad_gradients: Tensor
+    lengths: Tensor
+    bad_lengths: Tensor
 
 
 class NonFiniteWatch(Callback):
-    """Stops at batches whose loss, gradients or embeddings are not finite.
+    """Stops at batches whose loss, gradients or embeddings are not finite, or skips them.
 
     Embeddings are those that a method keeps of its step, in the attribute ``step_embeddings``. One
     shorter than :data:`SHORTEST`, or so long that its squares overflow (1.8e19 in fp32), cannot be
@@ -62,72 +68,86 @@ class NonFiniteWatch(Callback):
     to copy them to the host, which reads the copy that was started before, so that it does not
     wait. Before validation, at the end of an epoch and before a checkpoint is written it reads
     everything, so that no checkpoint holds the weights after a bad batch. All processes read at
-    the same batches. With a gradient scaler gradients do not count, because the first scaled ones
-    are infinite as a rule.
+    the same batches.
+
+    ``skip`` zeroes the gradients of the optimiser step and restores all buffers to their values
+    before it, on the device. With a gradient scaler only losses count as bad, because the first
+    scaled gradients are infinite as a rule.
 
     Lines of ``nonfinite.jsonl`` hold epoch, step, rank, ``what`` (``loss``, ``embeddings`` or
-    ``gradients``), the loss, the indices and their names in the data set. A bad loss is reported
-    with its own batch, bad embeddings with their own images and ``lengths``, bad gradients with all
-    batches of the step. Each process writes its own.
+    ``gradients``), the loss, ``then`` (``stopped`` or ``skipped``), the indices and their names in
+    the data set. A bad loss is reported with its own batch, bad embeddings with their own images
+    and ``lengths``, bad gradients with all batches of the step. Each process writes its own.
 
     Raises:
-        UserError: in training, at a bad batch, or at weights that are not finite.
+        UserError: in training, at a bad batch, at too many in a row, or at weights that are not
+            finite.
     """
 
-    def __init__(self, run_dir: Path, images: Any) -> None:
-        self.file, self.images = run_dir / NONFINITE, images
+    def __init__(self, run_dir: Path, images: Any, action: Literal["stop", "skip"]) -> None:
+        self.file, self.images, self.action = run_dir / NONFINITE, images, action
         self._read_every = EVERY
+        self._training, self._stepped = False, True
+        self._snapshot: _BufferSnapshot | None = None
+        self._bad_window: Tensor | None = None
         self._bad_gradients: Tensor | None = None
+        self._lengths = torch.empty(0)
         self._unread: list[_Batch] = []
         self._sent: tuple[list[_Batch], Tensor, torch.cuda.Event | None] | None = None
+        self._step = self._in_a_row = self._left_out = 0
+        self._last_bad = -1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        alone_on_cpu = pl_module.device.type == "cpu" and trainer.world_size == 1
+        self._training = True
+        self._snapshot = _BufferSnapshot(pl_module) if self.action == "skip" else None
+        alone_on_cpu = pl_module.device.type == "cpu" and distributed.world_size() == 1
         self._read_every = EVERY_ON_CPU if alone_on_cpu else EVERY
+        after_own_hook(pl_module, lambda outputs, batch, _: self._keep(trainer, outputs, batch))
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        remove_hooks(trainer, pl_module)
+        self._training, self._snapshot, self._unread, self._sent = False, None, [], None
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self.on_train_end(trainer, pl_module)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._step = trainer.global_step
+        if self._stepped:
+            self._stepped, self._bad_window = False, None
+            if self._snapshot is not None:
+                self._snapshot.hold()
+
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
+    ) -> None:
+        # solo-learn's own methods keep no embeddings: some do not normalise them.
+        views: Sequence[Tensor] = getattr(pl_module, "step_embeddings", ())
+        self._lengths = torch.cat([_lengths(z) for z in views]) if views else loss.new_empty(0)
+        # An infinite loss may have finite gradients. Make them NaN: through the mean over processes
+        # this reaches all of them, so that all skip the step.
+        if self.action == "skip" and loss.requires_grad:
+            bad = ~loss.detach().isfinite() | _cannot_be_normalised(self._lengths).any()
+            loss.register_hook(lambda gradient: gradient.masked_fill(bad, math.nan))  # type: ignore[no-untyped-call]
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
     ) -> None:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
-        bad = ~largest([p.grad for p in parameters if p.grad is not None]).isfinite()
-        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-        self._bad_gradients = torch.zeros_like(bad) if scaled else bad
-
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if not isinstance(loss, Tensor):
-            return
-        bad_gradients, self._bad_gradients = self._bad_gradients, None
-        stepped = bad_gradients is not None
-        # Lightning divided the loss by the number of batches that accumulate.
-        loss = loss.detach().reshape(()).float() * trainer.accumulate_grad_batches
-        if bad_gradients is None:
-            bad_gradients = torch.zeros_like(loss, dtype=torch.bool)
-        # solo-learn's own methods keep no embeddings: some do not normalise them.
-        views: Sequence[Tensor] = getattr(pl_module, "step_embeddings", ())
-        self._unread.append(
-            _Batch(
-                epoch=trainer.current_epoch,
-                step=trainer.global_step - int(stepped),
-                indices=batch[0].detach(),
-                loss=loss,
-                lengths=torch.cat([_lengths(z) for z in views]) if views else loss.new_empty(0),
-                bad_gradients=bad_gradients,
-            )
-        )
-        # Bad gradients are known with the last batch of a step, and name all of its batches.
-        if stepped and len(self._unread) >= self._read_every:
-            self._look(trainer, wait=loss.device.type == "cpu")
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self._stepped = True
+        self._bad_gradients = ~largest(gradients).isfinite() if gradients else None
+        if self.action == "skip" and self._bad_gradients is not None:
+            for gradient in gradients:
+                gradient.masked_fill_(self._bad_gradients, 0)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.check(trainer, pl_module)
+        if not trainer.sanity_checking:
+            self.check(trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -136,27 +156,61 @@ class NonFiniteWatch(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.check(trainer, pl_module)
+        count, self._left_out = self._left_out, 0
+        if count and trainer.is_global_zero:
+            steps = "optimiser step was" if count == 1 else "optimiser steps were"
+            logger.warning(
+                f"epoch {trainer.current_epoch}: {count} {steps} left out (on_nonfinite=skip), "
+                f"the images are named in {self.file}"
+            )
 
     def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reads all batches so far and checks the weights, waiting for the device.
 
-        Every process must call it at the same place.
+        Every process must call it at the same place; outside training it does nothing.
 
         Raises:
             UserError: as the class says.
         """
-        self._look(trainer, wait=True)
+        if not self._training:
+            return
+        for _ in range(2):
+            self._read(trainer)
+            self._send()
         weights = [p.detach() for p in pl_module.parameters() if p.is_floating_point()]
         if distributed.max_over_ranks((~largest(weights).isfinite()).int()):
-            place = f"epoch {trainer.current_epoch}, optimiser step {trainer.global_step - 1}"
-            self._stop(trainer, f"weights are not finite after {place} (from 0)")
+            place = f"epoch {trainer.current_epoch}, optimiser step {self._step} (from 0)"
+            self._stop(trainer, f"weights are not finite after {place}")
+        self._stop_in_a_row(trainer, MOST_BEFORE_SAVING)
 
-    def _look(self, trainer: pl.Trainer, *, wait: bool) -> None:
-        """Reads what the last call has sent and sends what came since; may wait for this too."""
-        self._read(trainer)
-        self._send()
-        if wait:
+    def _keep(self, trainer: pl.Trainer, outputs: Any, batch: Any) -> None:
+        """Undoes a bad step's traces in the buffers, and keeps what reports the batch later."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if not isinstance(loss, Tensor):
+            return
+        # Lightning divided the loss by the number of batches that accumulate.
+        loss = loss.detach().reshape(()).float() * trainer.accumulate_grad_batches
+        lengths, bad_lengths = self._lengths, _cannot_be_normalised(self._lengths)
+        bad_loss = ~loss.isfinite()
+        gradients, self._bad_gradients = self._bad_gradients, None
+        if gradients is None:
+            gradients = torch.zeros_like(bad_loss)
+        if self._snapshot is not None:
+            bad = bad_loss | bad_lengths.any()
+            self._bad_window = bad if self._bad_window is None else self._bad_window | bad
+            bad = self._bad_window
+            self._snapshot.restore(bad | gradients)
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            gradients = torch.zeros_like(gradients)
+        place = trainer.current_epoch, self._step
+        indices = batch[0].detach()
+        self._unread.append(_Batch(*place, indices, loss, gradients, lengths, bad_lengths))
+        # Bad gradients are known with the last batch of a step, and name all of its batches.
+        if self._stepped and len(self._unread) >= self._read_every:
             self._read(trainer)
+            self._send()
+            if loss.device.type == "cpu":
+                self._read(trainer)
 
     def _send(self) -> None:
         """Starts to copy to the host what the batches since the last call came to."""
@@ -164,8 +218,8 @@ class NonFiniteWatch(Callback):
         if not batches:
             return
         losses = torch.stack([batch.loss for batch in batches])
-        lengths = torch.stack([_cannot_be_normalised(batch.lengths).any() for batch in batches])
         gradients = torch.stack([batch.bad_gradients for batch in batches])
+        lengths = torch.stack([batch.bad_lengths.any() for batch in batches])
         flags = torch.stack([~losses.isfinite(), lengths, gradients]).int()
         flags = distributed.max_over_ranks(flags)
         found, copied = torch.cat([losses.unsqueeze(0), flags]), None
@@ -177,30 +231,41 @@ class NonFiniteWatch(Callback):
         self._sent = batches, found, copied
 
     def _read(self, trainer: pl.Trainer) -> None:
-        """Records the first bad step among what was sent, and stops there."""
-        if self._sent is None:
+        """Finds the bad steps among what was sent, records them, and stops if it must."""
+        sent, self._sent = self._sent, None
+        if sent is None:
             return
-        (batches, found, copied), self._sent = self._sent, None
+        batches, found, copied = sent
         if copied is not None:
             copied.synchronize()
-        losses, *flags = found.tolist()
-        bad = [batch.step for batch, *of_it in zip(batches, *flags, strict=True) if any(of_it)]
-        if not bad:
-            return
-        of_step = [i for i, batch in enumerate(batches) if batch.step == bad[0]]
-        what = next(
-            kind
-            for kind, of_kind in zip(_PROBLEMS, flags, strict=True)
-            if any(of_kind[i] for i in of_step)
-        )
-        lines = [self._line(batches[i], losses[i], what) for i in of_step]
-        with locked(self.file.with_name(f".{NONFINITE}.lock")):
-            append_lines(self.file, [line for line in lines if line is not None])
-        self._stop(
-            trainer,
-            f"{_PROBLEMS[what]} in epoch {batches[of_step[0]].epoch}, optimiser step {bad[0]} "
-            f"(from 0); its images are named in {str(self.file)!r}",
-        )
+        entries = zip(batches, *found.tolist(), strict=True)
+        for step, group in itertools.groupby(entries, lambda entry: entry[0].step):
+            held = list(group)
+            _, _, *flags = zip(*held, strict=True)
+            by_loss, by_lengths, by_gradients = map(any, flags)
+            known = step == self._last_bad
+            # Bad gradients of a step already known to be bad add nothing.
+            if not by_loss and not by_lengths and (known or not by_gradients):
+                self._in_a_row = self._in_a_row if known else 0
+                continue
+            what = "loss" if by_loss else "embeddings" if by_lengths else "gradients"
+            lines = [self._line(batch, loss, what) for batch, loss, *_ in held]
+            self._write([line for line in lines if line is not None])
+            if self.action == "stop":
+                say = {
+                    "loss": "the loss is not finite",
+                    "embeddings": "the length of embeddings is 0 or not finite",
+                    "gradients": "gradients are not finite",
+                }[what]
+                self._stop(
+                    trainer,
+                    f"{say} in epoch {held[0][0].epoch}, optimiser step {step} (from 0); its "
+                    f"images are named in {str(self.file)!r}",
+                )
+            if not known:
+                self._last_bad = step
+                self._in_a_row, self._left_out = self._in_a_row + 1, self._left_out + 1
+        self._stop_in_a_row(trainer, MOST_IN_A_ROW)
 
     def _line(self, batch: _Batch, loss: float, what: str) -> dict[str, Any] | None:
         """What the file says of a batch; nothing if another batch or process is the cause."""
@@ -208,7 +273,7 @@ class NonFiniteWatch(Callback):
         if what == "loss" and math.isfinite(loss):
             return None
         if what == "embeddings":
-            rows = _cannot_be_normalised(batch.lengths).nonzero().flatten().tolist()
+            rows = batch.bad_lengths.nonzero().flatten().tolist()
             lengths = {indices[row % len(indices)]: batch.lengths[row].item() for row in rows}
             if not lengths:
                 return None
@@ -220,24 +285,44 @@ class NonFiniteWatch(Callback):
             "rank": distributed.rank(),
             "what": what,
             "loss": _number(loss),
+            "then": "stopped" if self.action == "stop" else "skipped",
             "indices": indices,
             "images": [name_of(self.images, i) for i in indices if 0 <= i < len(self.images)],
             **more,
         }
 
+    def _write(self, lines: Sequence[dict[str, Any]]) -> None:
+        if not lines:
+            return
+        with locked(self.file.with_name(f".{NONFINITE}.lock")):
+            # A resumed run sees the same batches again, and must not record them twice.
+            known = read_jsonl(self.file)
+            append_lines(self.file, [line for line in lines if line not in known])
+
+    def _stop_in_a_row(self, trainer: pl.Trainer, most: int) -> None:
+        if self._in_a_row >= most:
+            self._stop(
+                trainer,
+                f"the last {self._in_a_row} optimiser steps, up to step {self._step} (from 0) in "
+                f"epoch {trainer.current_epoch}, had to be left out; their images are named in "
+                f"{str(self.file)!r}",
+            )
+
     def _stop(self, trainer: pl.Trainer, problem: str) -> NoReturn:
         # The first process to end may end the others, so let all finish writing before that.
         trainer.strategy.barrier("not finite")
         found = checkpoints(self.file.parent)
-        last = f"the last good checkpoint is {str(found[-1].path)!r}" if found else ""
+        # With `skip` some skipped steps may be older than the checkpoint.
+        last = "the last good checkpoint" if self.action == "stop" else "the last checkpoint"
+        kept = f"{last} is {str(found[-1].path)!r}" if found else "there is no checkpoint yet"
         remedies = ["a lower optimizer.lr"]
         if not trainer.gradient_clip_val:
             remedies.append("gradient_clip_val=1")
         if trainer.precision != "32-true":
             remedies.append("precision=32-true")
-        raise UserError(
-            f"{problem}; {last or 'there is no checkpoint yet'}; try {' or '.join(remedies)}"
-        )
+        if self.action == "stop":
+            remedies.append("on_nonfinite=skip, which leaves such batches out")
+        raise UserError(f"{problem}; {kept}; try {' or '.join(remedies)}")
 
 
 def _lengths(embeddings: Tensor) -> Tensor:
@@ -268,3 +353,60 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
     # On a CPU this is 20 times faster than the norm.
     bounds = [bound for x in tensors for bound in x.aminmax()]
     return torch.stack([bound.float() for bound in bounds]).abs().max()
+
+
+class _BufferSnapshot:
+    """A copy of all buffers (running statistics, queues, priors, memories) from before a step.
+
+    Parameters are left out, because a step with zeroed gradients does not spoil them.
+
+    Args:
+        root: the method; its frozen subtrees are left out.
+
+    >>> norm = nn.BatchNorm1d(2)
+    >>> snapshot = _BufferSnapshot(norm)
+    >>> snapshot.hold()
+    >>> _ = norm(torch.full((4, 2), torch.nan))
+    >>> snapshot.restore(torch.tensor(True))
+    >>> norm.running_mean
+    tensor([0., 0.])
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._held: dict[tuple[nn.Module, str], Tensor] = {}
+
+    @torch.no_grad()
+    def hold(self) -> None:
+        """Copies the current buffers."""
+        found = dict(self._buffers())
+        known = {k for k, v in self._held.items() if k in found and _alike(v, found[k])}
+        self._held = {k: self._held[k] if k in known else v.clone() for k, v in found.items()}
+        if known:
+            held, now = ([side[k] for k in known] for side in (self._held, found))
+            torch._foreach_copy_(held, now)
+
+    @torch.no_grad()
+    def restore(self, bad: Tensor) -> None:
+        """Restores the copy where ``bad`` is true, without the host reading ``bad``."""
+        # Buffers are found by name, because some methods replace the tensor itself.
+        for key, now in self._buffers():
+            held = self._held.get(key)
+            if held is not None and _alike(held, now):
+                torch.where(bad, held, now, out=now)
+
+    def _buffers(self) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
+        frozen = {
+            part
+            for module in self._root.modules()
+            if isinstance(module, State) and module.frozen
+            for part in module.modules()
+        }
+        for module in self._root.modules():
+            if module not in frozen:
+                for name, buffer in module.named_buffers(recurse=False):
+                    yield (module, name), buffer.detach()
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device

@@ -169,7 +169,7 @@ def pretrain(
         _write_records(run_dir, prepared, patched)
 
     state = RunState(loader, own_identity, restored=go_on, begin=begin)
-    watch = NonFiniteWatch(run_dir, loader.dataset.images)
+    watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
     own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
     if run.online_eval.every_n_epochs:
         own.append(OnlineEvaluation(run, prepared.train, prepared.val, run_dir / "online"))

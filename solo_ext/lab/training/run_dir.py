@@ -69,6 +69,7 @@ _NOT_OF_THE_RUN = {
     "data.streaming.anonymous",
     "method_kwargs.features_dir",
     "method_kwargs.clusters.features_dir",
+    "on_nonfinite",
 }
 
 

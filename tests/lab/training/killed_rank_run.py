@@ -17,7 +17,7 @@ from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.methods.pcl import PCL
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "step": (NonFiniteWatch, "on_before_optimizer_step"),
+    "step": (NonFiniteWatch, "on_before_backward"),
     "E-step": (PCL, "embed"),
 }
 """What every run calls there."""

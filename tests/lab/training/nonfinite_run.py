@@ -1,6 +1,6 @@
-"""Faults, and a run of two processes whose second has an infinite loss.
+"""Runs with faults, and the runs that Lightning starts once per process.
 
-python nonfinite_run.py FOLDER, which holds ``config.json``
+python nonfinite_run.py FOLDER, which holds ``cases.json``: config and fault by name
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
@@ -53,6 +54,7 @@ class Fault(Callback):
 
     Attributes:
         indices: of the spoilt batches, by number of the batch.
+        weights: all of them in the end.
 
     Args:
         kind: of ``FAULTS``.
@@ -63,7 +65,11 @@ class Fault(Callback):
     def __init__(self, kind: str, batches: Sequence[int], rank: int | None = None) -> None:
         self.kind, self.batches, self.rank = kind, set(batches), rank
         self.indices: dict[int, list[int]] = {}
+        self.weights = torch.empty(0)
         self._now = False
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.weights = torch.cat([p.detach().flatten() for p in weights(pl_module)])
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         step = pl_module.training_step
@@ -86,15 +92,17 @@ class Fault(Callback):
 
 
 def main(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    fault, error = Fault("infinite", [4], rank=1), None
-    try:
-        run_dir = folder / "run"
-        pretrain(prepare(config), run_dir=run_dir, callbacks=[fault], show_progress=False)
-    except UserError as caught:
-        error = str(caught)
-    noted = {"error": error, "indices": fault.indices}
-    (folder / f"{os.environ.get('LOCAL_RANK', 0)}.json").write_text(json.dumps(noted))
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    for name, case in json.loads((folder / "cases.json").read_text()).items():
+        fault, error = Fault(**case["fault"]), None
+        run_dir = folder / name
+        try:
+            prepared = prepare(case["config"])
+            pretrain(prepared, run_dir=run_dir, callbacks=[fault], show_progress=False)
+        except UserError as caught:
+            error = str(caught)
+        noted = {"error": error, "indices": fault.indices, "weights": fault.weights}
+        torch.save(noted, folder / f"{name}-{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""A loss, embeddings or gradients that are not finite: the run stops and names the batch."""
+"""A loss or gradients that are not finite: the run stops, or leaves the batch out."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +40,7 @@ sys.path.remove(str(HERE))
 Fault = script.Fault
 STEPS = 6
 """Steps per epoch: 48 images in batches of 8."""
+ALL = range(10_000)
 
 
 def config_of(make_config: MakeConfig, method: str = "simclr", **changes: Any) -> dict[str, Any]:
@@ -84,7 +87,8 @@ def test_stops_and_names_the_batch(
     assert str(caught.value) == (
         f"{what} not finite in epoch 1, optimiser step 8 (from 0); its images are named in "
         f"{str(run_dir / NONFINITE)!r}; the last good checkpoint is {str(good.path)!r}; try a "
-        "lower optimizer.lr or gradient_clip_val=1"
+        "lower optimizer.lr or gradient_clip_val=1 or on_nonfinite=skip, which leaves such batches "
+        "out"
     )
     assert (good.epoch, good.step) == (1, 8)
     (line,) = lines(run_dir)
@@ -98,6 +102,7 @@ def test_stops_and_names_the_batch(
         "step": 8,
         "rank": 0,
         "what": "gradients" if kind == "gradients" else "loss",
+        "then": "stopped",
         "indices": fault.indices[8],
     }
     assert finite(weights(run_dir))
@@ -228,20 +233,161 @@ class _Scaled(Callback):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(("factor", "length"), [(0.0, 0.0), (1e25, "inf")])
+@pytest.mark.parametrize(
+    ("action", "factor", "length"), [("stop", 0.0, 0.0), ("skip", 1e25, "inf")]
+)
 def test_an_embedding_without_a_direction(
-    factor: float, length: float | str, make_config: MakeConfig, tmp_path: Path
+    action: str, factor: float, length: float | str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """The loss and its gradients are finite, so that nothing else would tell."""
-    config = config_of(make_config, "hard_negative", max_epochs=1)
-    scaled = _Scaled(factor, 2)
-    with pytest.raises(UserError, match=r"^the length of embeddings is 0 or not finite in "):
-        train(config, tmp_path / "run", callbacks=[scaled])
+    config = config_of(make_config, "hard_negative", on_nonfinite=action, max_epochs=1)
+    config["optimizer"]["kwargs"] = {"momentum": 0.0}
+    scaled, around = _Scaled(factor, 2), _Around(2, 2)
+    if action == "stop":
+        with pytest.raises(UserError, match=r"^the length of embeddings is 0 or not finite in "):
+            train(config, tmp_path / "run", callbacks=[scaled])
+    else:
+        train(config, tmp_path / "run", callbacks=[scaled, around])
+        for key, before in around.before.items():
+            assert torch.equal(before, around.after[key]), key
     (line,) = lines(tmp_path / "run")
     assert (line["what"], line["step"], line["indices"]) == ("embeddings", 2, [scaled.index])
     assert line["lengths"] == [length]
     assert len(line["images"]) == 1
     assert isinstance(line["loss"], float)
+
+
+class _Around(Callback):
+    """Keeps the state before and after some batches."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+        self.before: dict[str, Tensor] = {}
+        self.after: dict[str, Tensor] = {}
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        number = trainer.fit_loop.epoch_loop.total_batch_idx
+        if number in (self.first, self.last + 1):
+            found = copy.deepcopy(
+                {k: v for k, v in pl_module.state_dict().items() if "extra" not in k}
+            )
+            setattr(self, "before" if number == self.first else "after", found)
+
+
+STATEFUL: dict[str, dict[str, Any]] = {
+    "simclr": {},
+    "byol": {},
+    "dino": {},
+    "swav": {},
+    "deepclusterv2": {},
+    "mocov2plus": {},
+    "nnclr": {},
+    "ressl": {},
+    "pcl": {"queue_size": 20, "symmetric": True},
+    "pcl-bank": {"queue_size": 20, "e_step": "bank"},
+    "mochi": {},
+    "hard_negative": {"negatives": "queue", "queue_size": 20},
+    "nnclr_symmetric": {},
+    "metric": {"loss": "arcface_loss_func", "classes": "label"},
+    "protocpc": {},
+    "seed": {"queue_size": 20},
+    "protoseed": {},
+}
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(
+            (name, "image")
+            if name == "pcl"
+            else pytest.param(name, "image", marks=pytest.mark.slow)
+            for name in STATEFUL
+        ),
+        ("simclr", "infinite"),
+        ("simclr", "gradients"),
+    ],
+)
+def test_a_batch_left_out_leaves_no_trace(
+    name: str, kind: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
+) -> None:
+    """Neither in statistics, queues, banks, priors nor, without momentum, in weights."""
+    method = name.partition("-")[0]
+    make = make_distilled if method in ("seed", "protoseed") else make_config
+    kwargs = {"queue_size": 16} if method in ("mocov2plus", "nnclr", "ressl", "swav") else {}
+    config = config_of(
+        make,
+        method,
+        method_kwargs={**kwargs, **STATEFUL[name]},
+        on_nonfinite="skip",
+        optimizer={"kwargs": {"momentum": 0.0}},
+        max_epochs=3,
+    )
+    around, number = _Around(8, 8), 8
+    train(config, tmp_path / "run", callbacks=[Fault(kind, [number]), around])
+    assert around.before.keys() == around.after.keys()
+    averaged = {k for k in around.before if k.startswith("momentum_")}
+    for key in around.before:
+        if key not in averaged or "running" in key or "num_batches" in key:
+            # Prototypes are brought to unit length once more.
+            before, after = around.before[key], around.after[key]
+            assert torch.allclose(after, before, rtol=0, atol=2e-7), key
+    assert finite(around.after)
+    assert finite(weights(tmp_path / "run"))
+    (line,) = lines(tmp_path / "run")
+    assert (line["step"], line["then"]) == (number, "skipped")
+    if kind != "image":
+        return
+    found = (tmp_path / "run" / METRICS).read_text().splitlines()
+    by_step = {r["step"]: r for r in map(json.loads, found) if "train_class_loss_step" in r}
+    assert all((r["train_class_loss_step"] is None) == (s == number) for s, r in by_step.items())
+    assert len(by_step) == 3 * STEPS
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("kind", "every"), [("image", 5), ("infinite", 1), ("gradients", 5)])
+def test_skipped_steps_are_counted(
+    kind: str,
+    every: int,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    seldom: Seldom,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seldom(every)
+    config = config_of(make_config, "mocov2plus", method_kwargs={"queue_size": 16})
+    fault = Fault(kind, [2, 7, 9])
+    with caplog.at_level(logging.WARNING, "solo_ext"):
+        train({**config, "on_nonfinite": "skip"}, tmp_path / "run", callbacks=[fault])
+    file = tmp_path / "run" / NONFINITE
+    assert [r.getMessage() for r in caplog.records if "left out" in r.getMessage()] == [
+        f"epoch {epoch}: {count} left out (on_nonfinite=skip), the images are named in {file}"
+        for epoch, count in enumerate(["1 optimiser step was", "2 optimiser steps were"])
+    ]
+    assert {line["step"]: line["indices"] for line in lines(tmp_path / "run")} == fault.indices
+    assert finite(weights(tmp_path / "run"))
+
+
+@pytest.mark.fault
+def test_a_bad_batch_of_an_accumulated_step(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The step is left out with all of its batches; the bad one is named."""
+    config = config_of(
+        make_config,
+        "mocov2plus",
+        method_kwargs={"queue_size": 16},
+        on_nonfinite="skip",
+        accumulate_grad_batches=3,
+        optimizer={"kwargs": {"momentum": 0.0}},
+    )
+    around, fault = _Around(6, 8), Fault("image", [7])
+    train(config, tmp_path / "run", callbacks=[fault, around])
+    for key, before in around.before.items():
+        if not key.startswith("momentum_") or "running" in key:
+            assert torch.equal(before, around.after[key]), key
+    (line,) = lines(tmp_path / "run")
+    assert (line["step"], line["indices"]) == (2, fault.indices[7])
+    assert finite(weights(tmp_path / "run"))
 
 
 @pytest.mark.fault
@@ -251,6 +397,21 @@ def test_gradients_name_all_batches_of_the_step(make_config: MakeConfig, tmp_pat
     with pytest.raises(UserError, match=r"^gradients are not finite in epoch 1, optimiser step 2 "):
         train(config, tmp_path / "run", callbacks=[fault])
     assert [line["indices"] for line in lines(tmp_path / "run")] == list(fault.indices.values())
+
+
+@pytest.mark.fault
+def test_too_many_in_a_row(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is trained any more; the good checkpoint is not replaced."""
+    config = config_of(make_config, on_nonfinite="skip", max_epochs=10)
+    with pytest.raises(UserError, match=r"^the last 6 optimiser steps, up to step 11 "):
+        train(config, tmp_path / "run", callbacks=[Fault("image", ALL[STEPS:])])
+    assert [c.epoch for c in checkpoints(tmp_path / "run")] == [0]
+    assert len(lines(tmp_path / "run")) == STEPS
+    monkeypatch.setattr(nonfinite, "MOST_IN_A_ROW", 5)
+    with pytest.raises(UserError, match=r"^the last 5 optimiser steps, up to step 4 "):
+        train(config, tmp_path / "within", callbacks=[Fault("image", ALL)])
 
 
 @pytest.mark.fault
@@ -268,14 +429,13 @@ def test_infinite_gradients_of_a_scaler_are_no_fault(
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             scales.append(trainer.precision_plugin.scaler.get_scale())
 
-    config = config_of(make_config, max_epochs=4)
+    config = config_of(make_config, on_nonfinite="skip", max_epochs=4)
     train(config, tmp_path / "run", callbacks=[Half()])
     assert scales[0] == 2.0**29 > scales[-1]
     assert not (tmp_path / "run" / NONFINITE).exists()
     assert finite(weights(tmp_path / "run"))
     fault = Fault("image", [20])
-    with pytest.raises(UserError, match=r"^the loss is not finite in epoch 3, optimiser step 20 "):
-        train(config, tmp_path / "bad", callbacks=[Half(), fault])
+    train(config, tmp_path / "bad", callbacks=[Half(), fault])
     assert finite(weights(tmp_path / "bad"))
     assert [line["indices"] for line in lines(tmp_path / "bad")] == [fault.indices[20]]
 
@@ -304,11 +464,12 @@ def test_no_value_is_asked_for_in_a_step(
     seldom: Seldom,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two looks no more than without the watches."""
+    """Between two looks no more than without the watches; to leave batches out asks for most."""
     kwargs = {"queue_size": 16}
     config = config_of(
         make_config,
         "mochi",
+        on_nonfinite="skip",
         max_epochs=1,
         method_kwargs=kwargs,
         log_every_n_steps=0,
@@ -328,26 +489,48 @@ def test_no_value_is_asked_for_in_a_step(
     assert sum(every.counts) > sum(alone.counts)
 
 
+CASES = {
+    "skip-image": ("image", {"on_nonfinite": "skip"}),
+    "skip-infinite": ("infinite", {"on_nonfinite": "skip"}),
+    "stop": ("infinite", {"checkpoint": {"every_n_steps": 1}}),
+}
+"""Of two processes, with a fault on the second alone."""
+
+
+@pytest.fixture(scope="module")
+def two(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of these runs, and of what each process noted."""
+    folder = tmp_path_factory.mktemp("two")
+    kwargs = {"queue_size": 16}
+    shared = {"method_kwargs": kwargs, "devices": 2, "strategy": "ddp"}
+    cases = {
+        name: {
+            "config": config_of(make_config, "mocov2plus", **shared, **changes),
+            "fault": {"kind": kind, "batches": [4], "rank": 1},
+        }
+        for name, (kind, changes) in CASES.items()
+    }
+    (folder / "cases.json").write_text(json.dumps(cases))
+    run_script(HERE / "nonfinite_run.py", folder)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.fault
-def test_all_processes_stop(make_config: MakeConfig, tmp_path: Path) -> None:
-    """The loss of the second alone is infinite; both find it before a checkpoint."""
-    config = config_of(
-        make_config,
-        "mocov2plus",
-        method_kwargs={"queue_size": 16},
-        devices=2,
-        strategy="ddp",
-        checkpoint={"every_n_steps": 1},
-    )
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    run_script(HERE / "nonfinite_run.py", tmp_path)
-    noted = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    (line,) = lines(tmp_path / "run")
+@pytest.mark.parametrize("name", CASES)
+def test_all_processes_do_the_same(name: str, two: Path) -> None:
+    """Three steps per epoch: found by both at the second one's end, or before a checkpoint."""
+    noted = [torch.load(two / f"{name}-{rank}.pt") for rank in range(2)]
+    (line,) = lines(two / name)
     assert (line["rank"], line["step"]) == (1, 4)
-    assert line["indices"] == noted[1]["indices"]["4"]
-    assert finite(weights(tmp_path / "run"))
-    (left,) = checkpoints(tmp_path / "run")
-    assert (left.epoch, left.step) == (1, 4)
-    for rank in noted:
-        assert rank["error"].startswith("the loss is not finite in epoch 1, optimiser step 4 ")
+    assert line["indices"] == noted[1]["indices"][4]
+    assert finite(weights(two / name))
+    (left,) = checkpoints(two / name)
+    if name == "stop":
+        for rank in noted:
+            assert rank["error"].startswith("the loss is not finite in epoch 1, optimiser step 4 ")
+        assert (left.epoch, left.step) == (1, 4)
+    else:
+        assert [rank["error"] for rank in noted] == [None, None]
+        assert torch.equal(noted[0]["weights"], noted[1]["weights"])
+        assert (left.epoch, left.step) == (1, None)
