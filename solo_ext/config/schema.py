@@ -125,6 +125,18 @@ class Streaming(Section):
     label: str | None = None
 
 
+class Mix(Section):
+    """``data.mix``: views keep at least ``min_share`` of themselves.
+
+    >>> Mix(name="cutmix")
+    Mix(name='cutmix', min_share=0.9, prob=1.0)
+    """
+
+    name: Literal["mixup", "cutmix"]
+    min_share: Annotated[float, Ge(0), Lt(1)] = 0.9
+    prob: Probability = 1.0
+
+
 class Images(Section):
     """``data``, as far as solo-learn's own runs have it too. ``num_*`` are filled in.
 
@@ -146,6 +158,7 @@ class Images(Section):
     holdout: Annotated[float, Gt(0), Lt(1)] | None = None
     augmentation: Literal["image", "batch"] = "image"
     in_memory: bool = False
+    mix: Mix | None = None
     num_classes: PositiveInt | None = None
     num_large_crops: NonNegativeInt | None = None
     num_small_crops: NonNegativeInt | None = None

@@ -8,6 +8,7 @@ cannot be read; ``folders``, ``h5`` and ``huggingface`` find them, ``listing`` k
 runs this in processes, ``loaders`` makes the batches.
 ``fixed`` has the one fixed view of each image, for evaluation and the E-step. With
 ``data.augmentation=batch`` ``raw_batches`` reads whole images and ``batch_augment`` (its
-operations: ``batch_ops``) makes the crops on the training device. ``dali`` reads through NVIDIA
-DALI; ``digits`` writes the data set of the examples.
+operations: ``batch_ops``) makes the crops on the training device; ``mixing`` is MixUp and CutMix
+of finished views. ``dali`` reads through NVIDIA DALI; ``digits`` writes the data set of the
+examples.
 """

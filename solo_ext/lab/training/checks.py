@@ -158,6 +158,13 @@ def check_augmentation(run: RunConfig) -> None:
         raise ConfigError(
             "data.augmentation", "batch", "DALI makes the crops itself", "take image with dali"
         )
+    if dali and data.mix:
+        raise ConfigError(
+            "data.mix",
+            data.mix.model_dump(),
+            "DALI's batches are not mixed",
+            "remove it, or take another data.format",
+        )
     if data.in_memory and not on_batch:
         raise ConfigError(
             "data.in_memory",

@@ -12,17 +12,27 @@ from solo_ext.config.schema import RunConfig
 from solo_ext.data.batch_augment import BatchAugment, ViewDraws
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.loaders import FixedLoader, ResumableLoader
+from solo_ext.data.mixing import MixDraws, ViewMixer
 from solo_ext.data.raw_batches import RawBatch, RawBatches
 from solo_ext.host.dali_loader import DALILoader
 
 
 class _DrawnBatch(NamedTuple):
-    """Whole images (N, 3, H, W), uint8, with the random draws that their crops are made by."""
+    """A batch with the random draws that its crops are made and mixed by.
+
+    Attributes:
+        indices: (N,).
+        images: whole images (N, 3, H, W), uint8, or crops.
+        targets: (N,).
+        views: how to make the crops; ``None`` if they are already made.
+        mixes: how to mix the crops; ``None`` without mixing.
+    """
 
     indices: Tensor
-    images: Tensor
+    images: Tensor | list[Tensor]
     targets: Tensor
-    views: list[ViewDraws]
+    views: list[ViewDraws] | None
+    mixes: list[MixDraws] | None
 
 
 class RunData(pl.LightningDataModule):
@@ -44,6 +54,7 @@ class RunData(pl.LightningDataModule):
         if isinstance(views, RawBatches):
             sides = views.pixels.height, views.pixels.width
             self.augment = BatchAugment(run.data.dataset, run.augmentations, *sides, run.seed)
+        self.mixer = None if run.data.mix is None else ViewMixer(run.data.mix, run.seed)
         if val_loader is not None:
             # Lightning validates if this method merely exists, so set it only if needed.
             self.val_dataloader = lambda: val_loader  # type: ignore[method-assign]
@@ -52,19 +63,33 @@ class RunData(pl.LightningDataModule):
         return self.loader
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        if self.augment is None or not isinstance(batch, RawBatch):
-            return batch
         assert self.trainer is not None
-        views = self.augment.draw(batch.epoch, batch.asked.numpy())
+        if not self.trainer.training or (self.augment is None and self.mixer is None):
+            return batch
+        if isinstance(batch, RawBatch):
+            epoch, asked, indices, images, targets = batch
+        else:
+            epoch = self.trainer.current_epoch
+            indices, images, targets = batch
+            asked = indices
+        samples = asked.numpy()
+        views = None if self.augment is None else self.augment.draw(epoch, samples)
+        mixes = None
+        if self.mixer is not None:
+            mixes = self.mixer.draw(epoch, samples, len(images if views is None else views))
         if self.trainer.strategy.root_device.type == "cuda":
             # Copying from memory that is not pinned would wait for the device.
-            views = apply_to_collection(views, Tensor, Tensor.pin_memory)
-        return _DrawnBatch(batch.indices, batch.images, batch.targets, views)
+            views, mixes = apply_to_collection((views, mixes), Tensor, Tensor.pin_memory)
+        return _DrawnBatch(indices, images, targets, views, mixes)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        if self.augment is None or not isinstance(batch, _DrawnBatch):
+        if not isinstance(batch, _DrawnBatch):
             return batch
+        crops: Any = batch.images
+        if self.augment is not None and batch.views is not None:
+            crops = self.augment.to(batch.indices.device)(batch.images, batch.views)
+        if self.mixer is not None and batch.mixes is not None:
+            crops = self.mixer(crops, batch.mixes)
         assert self.trainer is not None
-        crops = self.augment.to(batch.indices.device)(batch.images, batch.views)
         # Lightning converts crops from workers before it moves them; convert these here.
         return [batch.indices, self.trainer.precision_plugin.convert_input(crops), batch.targets]

@@ -128,6 +128,23 @@ def test_a_stand_in_has_other_crops_than_as_itself(
     assert torch.equal(*runs)
 
 
+@pytest.mark.parametrize(("augmentation", "name"), [("image", "mixup"), ("batch", "cutmix")])
+def test_mixed_views(augmentation: str, name: str, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Of the same crops as without, with another image of the batch."""
+    data = {"augmentation": augmentation}
+    plain = served(make_config("simclr", data=data, augmentations=[LARGE]), tmp_path / "plain")
+    data["mix"] = {"name": name, "min_share": 0.8}  # type: ignore[assignment]
+    mixed = served(make_config("simclr", data=data, augmentations=[LARGE]), tmp_path / "mixed")
+    for one, other in zip(plain, mixed, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[2], other[2])
+        for view, changed in zip(one[1], other[1], strict=True):
+            assert not torch.equal(view, changed)
+            # Nearer to itself than to any other image.
+            nearest = torch.cdist(changed.flatten(1), view.flatten(1)).argmin(1)
+            assert nearest.tolist() == list(range(24))
+
+
 def test_half_precision(make_config: MakeConfig, tmp_path: Path) -> None:
     """Crops arrive as what the network is; what chance decides is drawn before."""
     config = make_config("simclr", **ON_BATCH)
@@ -186,6 +203,7 @@ REFUSED = {
         r"data.in_memory=true: only data.augmentation=batch",
     ),
     "dali": ({"data": {"augmentation": "batch", "format": "dali"}}, r"data.augmentation='batch'"),
+    "dali mixed": ({"data": {"mix": {"name": "mixup"}, "format": "dali"}}, r"data.mix="),
 }
 
 

@@ -84,8 +84,9 @@ def test_augmentation_on_the_batch(
     make_config: MakeConfig,
     tmp_path: Path,
 ) -> None:
-    """With multi-crop."""
-    data = {"augmentation": "batch", "in_memory": in_memory}
+    """Multi-crop, and views that are mixed."""
+    mix = {"name": "cutmix", "min_share": 0.6}
+    data = {"augmentation": "batch", "in_memory": in_memory, "mix": mix}
     jitter = {"prob": 0.8, "brightness": 0.4, "saturation": 0.2, "hue": 0.1}
     large = {"crop_size": 16, "num_crops": 2, "color_jitter": jitter}
     crops = [large, {"crop_size": 8, "num_crops": 2, "gaussian_blur": {"prob": 0.5}}]
