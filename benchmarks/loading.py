@@ -32,10 +32,10 @@ from solo_ext.config.compose import compose
 from solo_ext.core.files import append_lines
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.dali import dali_installed
-from solo_ext.data.fixed import FixedView
 from solo_ext.data.loaders import pretrain_loader
 from solo_ext.data.raw_batches import RawBatches
 from solo_ext.data.reading import load_image
+from solo_ext.data.transforms import FixedView
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.run_dir import environment

@@ -41,7 +41,7 @@ def register() -> None:
     be loaded gives one warning, and an error when it is selected.
 
     Raises:
-        HostError: solo-learn is missing or cannot be imported.
+        UserError: solo-learn is missing or cannot be imported.
 
     >>> from solo_ext import host
     >>> register()

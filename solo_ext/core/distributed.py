@@ -2,8 +2,7 @@
 
 A value that every rank needs is gathered, with gradient if it learns. A table with a row for every
 sample is shared out: sample i is rank ``i % R``'s, in row ``i // R`` of its share. An error on one
-rank ends the block of :func:`propagate_rank_errors` on all ranks, which would otherwise wait for
-that rank.
+rank ends the block of :func:`propagate_rank_errors` on all of them.
 """
 
 from __future__ import annotations
@@ -49,18 +48,18 @@ class _GatherWithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        # Every rank's loss depends on these rows, so their gradients add up. DDP's mean over
-        # parameters then gives the gradient of the mean loss on the joined batch.
-        # Sum in a copy, because autograd may pass the same tensor to other nodes.
+        # Every rank's loss depends on these rows, so their gradients add up; DDP's mean then gives
+        # the gradient of the mean loss on the joined batch. The sum is in a copy, because autograd
+        # may pass the same tensor to other nodes.
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad.narrow(0, rank() * ctx.rows, ctx.rows)
 
 
 def gather_with_gradient(x: Tensor) -> Tensor:
-    """``x`` (N, ...) of all ranks as (world_size * N, ...); gradients flow to every rank.
+    """As :func:`gather`, with gradients that flow to every rank.
 
-    >>> gather_with_gradient(torch.ones(4, 8, requires_grad=True)).shape  # (world_size() * 4, 8)
+    >>> gather_with_gradient(torch.ones(4, 8, requires_grad=True)).shape
     torch.Size([4, 8])
     """
     if world_size() == 1:
@@ -72,7 +71,7 @@ def gather_with_gradient(x: Tensor) -> Tensor:
 def sum_over_ranks(x: Tensor) -> Tensor:
     """Sums a contiguous ``x`` over all ranks, in place and without gradient.
 
-    >>> sum_over_ranks(torch.tensor([1.0, 2.0]))  # of one process, itself
+    >>> sum_over_ranks(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
     """
     if world_size() > 1:
@@ -84,7 +83,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 def max_over_ranks(x: Tensor) -> Tensor:
     """Maximum of a contiguous ``x`` over all ranks, entry by entry, in place.
 
-    >>> max_over_ranks(torch.tensor([3, 1]))  # of one process, itself
+    >>> max_over_ranks(torch.tensor([3, 1]))
     tensor([3, 1])
     """
     if world_size() > 1:
@@ -110,15 +109,14 @@ def broadcast_buffers(*modules: nn.Module) -> None:
 def gather(x: Tensor) -> Tensor:
     """``x`` (N, ...) of all ranks as (world_size * N, ...), rank by rank, without gradient.
 
-    >>> gather(torch.arange(3))  # (world_size() * 3,)
+    >>> gather(torch.arange(3))
     tensor([0, 1, 2])
     """
     if world_size() == 1:
         return x
-    parts = [
-        torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(world_size())
-    ]
-    dist.all_gather(parts, x.contiguous())
+    x = x.contiguous()
+    parts = [torch.empty_like(x) for _ in range(world_size())]
+    dist.all_gather(parts, x)
     return torch.cat(parts)
 
 
@@ -157,7 +155,7 @@ def own_rows(samples: Tensor) -> tuple[Tensor, Tensor]:
 def total(count: int, device: torch.device) -> int:
     """Sum of a number over ranks; waits for the device.
 
-    >>> total(32, torch.device("cpu"))  # 32 of each rank
+    >>> total(32, torch.device("cpu"))
     32
     """
     return int(sum_over_ranks(torch.tensor(count, device=device)))
@@ -207,12 +205,10 @@ def gather_objects(own: Any) -> list[Any]:
 
 
 class RankError(RuntimeError):
-    """Another rank failed; the message says which one and why.
+    """Another rank failed.
 
-    >>> raise RankError("rank 1: ValueError: no image in the folder")
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.distributed.RankError: rank 1: ValueError: no image in the folder
+    >>> str(RankError("rank 1: ValueError: no image in the folder"))
+    'rank 1: ValueError: no image in the folder'
     """
 
 
@@ -229,8 +225,7 @@ def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[
         among: whether all ranks enter the block; if not, nothing is done.
 
     Raises:
-        RankError: on the ranks that did not fail themselves.
-        UserError: instead, if the other rank's error is a UserError.
+        RankError: on the ranks that did not fail themselves; a UserError if the other's is one.
 
     >>> with propagate_rank_errors(torch.device("cpu")):
     ...     raise UserError("this rank cannot read 'images/'")
@@ -257,9 +252,8 @@ def rank_barrier(device: torch.device) -> None:
 
     >>> cpu = torch.device("cpu")
     >>> with propagate_rank_errors(cpu):
-    ...     images = 32  # a rank that fails before the barrier ends the block on all ranks
     ...     rank_barrier(cpu)
-    ...     images = total(images, cpu)
+    ...     images = total(32, cpu)
     >>> images
     32
     """
@@ -267,19 +261,16 @@ def rank_barrier(device: torch.device) -> None:
         _exchange(None, device)
 
 
-def _exchange(error: Exception | None, device: torch.device) -> None:
-    failed = max_over_ranks(torch.tensor(int(error is not None), device=device))
-    if not failed:
+def _exchange(own: Exception | None, device: torch.device) -> None:
+    """Tells the other ranks of an error of this one, or raises that of another."""
+    if not max_over_ranks(torch.tensor(int(own is not None), device=device)):
         return
-    users = isinstance(error, UserError)
-    said = gather_objects(None if error is None else (str(error), type(error).__name__, users))
-    if error is not None:
-        setattr(error, _KNOWN, True)
-        return
-    first = next(number for number, text in enumerate(said) if text is not None)
-    text, name, users = said[first]
-    told = (
-        UserError(f"rank {first}: {text}") if users else RankError(f"rank {first}: {name}: {text}")
-    )
-    setattr(told, _KNOWN, True)
-    raise told
+    said = gather_objects(own and (type(own).__name__, str(own), isinstance(own, UserError)))
+    error = own
+    if error is None:
+        first, (kind, text, users) = next((r, what) for r, what in enumerate(said) if what)
+        told = f"rank {first}: {text}" if users else f"rank {first}: {kind}: {text}"
+        error = UserError(told) if users else RankError(told)
+    setattr(error, _KNOWN, True)
+    if own is None:
+        raise error

@@ -46,10 +46,7 @@ OF_TORCH = re.compile(r"PytorchStreamWriter|inline_container|iostream|Parent dir
 
 
 class UserError(Exception):
-    r"""A mistake of the user, printed as one line.
-
-    Attributes:
-        exit_code: exit code of the command that it ends.
+    r"""A mistake of the user, printed as one line; ``exit_code`` is that of the command it ends.
 
     >>> print(UserError("no such folder;\n    give another"))
     no such folder; give another
@@ -64,13 +61,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A configuration value that cannot be used.
-
-    Args:
-        key: dotted key of the value, for example ``optimizer.lr``.
-        value: the value given; ``None`` and booleans print as in YAML.
-        problem: what is wrong with it.
-        remedy: what is allowed, or what to do.
+    """A value of a config that cannot be used, and as ``remedy`` what is allowed or what to do.
 
     >>> print(ConfigError("optimizer.lr", None, "this key is required", "give it a value"))
     optimizer.lr=null: this key is required; give it a value
@@ -81,22 +72,8 @@ class ConfigError(UserError):
         super().__init__(f"{key}={_shown(value)}: {problem}" + (f"; {remedy}" if remedy else ""))
 
 
-class HostError(UserError):
-    """solo-learn is missing, or its generation cannot do what was asked.
-
-    >>> raise HostError("solo-learn is not installed; run `pip install solo-learn`")
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.HostError: solo-learn is not installed; run `pip install solo-learn`
-    """
-
-
 class StoppedBySignal(UserError):
-    """A signal ended a run after it saved its state.
-
-    Args:
-        message: what was saved, and how to continue.
-        signal: number of the signal.
+    """A signal, of this number, ended a run after it saved its state.
 
     >>> StoppedBySignal("saved; run the command again to continue", signal=15).exit_code
     143
@@ -128,8 +105,7 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
         again: how to continue after an interruption or a full disk.
 
     Returns:
-        The exit code: 2 for a user error or a disk's error, 1 for any other error, 128 plus the
-        number of a signal.
+        That code, or 2 for an error of the user or a disk, 1 for any other, 128 plus a signal.
 
     >>> def command() -> int:
     ...     raise UserError("no such config")
@@ -237,9 +213,6 @@ def first_line(error: BaseException) -> str:
 def logged(error: BaseException) -> str:
     """Writes the traceback of an error to a file; says in one line what happened, and where it is.
 
-    Args:
-        error: one that no code foresaw.
-
     >>> import pathlib
     >>> line = logged(ValueError("no such table"))
     >>> print(line)
@@ -262,9 +235,7 @@ def logged(error: BaseException) -> str:
 def disk_trouble(error: BaseException, again: str) -> UserError | None:
     """Turns an error caused by a disk into one line that says what to do; ``None`` for others.
 
-    Args:
-        error: the error raised.
-        again: how to continue once the disk is writable again.
+    ``again`` is how to continue once the disk can be written.
 
     >>> print(disk_trouble(OSError(errno.ENOSPC, "", "last.ckpt"), "run it again"))
     No space left on device: 'last.ckpt'; make room, then run it again; what was written stays
@@ -291,10 +262,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def disk_errno(error: BaseException) -> int | None:
-    """The ``errno`` of a disk's error; ``None`` for another error.
-
-    Args:
-        error: from the system, or from a library such as safetensors that only reports it as text.
+    """The ``errno`` of a disk's error, also one that a library reports as text; else ``None``.
 
     >>> disk_errno(RuntimeError("write failed: No space left on device")) == errno.ENOSPC
     True
@@ -319,15 +287,9 @@ def _trouble(error: BaseException) -> tuple[str, str] | None:
 
 
 def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
-    """Says which valid name is closest to ``name``, and lists others.
+    """Says which valid name is closest to ``name``, and lists up to ``show`` of them.
 
-    Args:
-        name: the name given; case and hyphens do not count.
-        valid: the names that are accepted.
-        show: how many of them to list at most; 0 lists none.
-
-    Returns:
-        For example ``did you mean 'simclr'? allowed: byol, dino, simclr``.
+    Case and hyphens do not count.
 
     >>> nearest("sim-clr", ["byol", "dino", "simclr"])
     "did you mean 'simclr'? allowed: byol, dino, simclr"

@@ -29,9 +29,6 @@ def config_root() -> Path:
 
     A wheel contains it in the package; an editable install reads it from the checkout.
 
-    Raises:
-        FileNotFoundError: the installation is incomplete.
-
     >>> (config_root() / "solo_ext" / "digits" / "pcl.yaml").is_file()
     True
     """
@@ -108,27 +105,11 @@ def open_regular(path: Path) -> BinaryIO:
     return open(handle, "rb")
 
 
-def check_regular(path: Path) -> None:
-    """Raises what :func:`open_regular` would, for a library that opens the file itself.
-
-    >>> check_regular(Path("/dev"))
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.UserError: '/dev' cannot be read: it is a directory; name a file
-    """
-    open_regular(path).close()
-
-
-def read_text(path: Path, *, most: int = MOST_BYTES, encoding: str = "utf-8") -> str:
-    """The text of a small file that may come from someone else, whatever the user's locale.
-
-    Args:
-        path: the file.
-        most: bytes it may have.
-        encoding: UTF-8, or a variant of it.
+def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
+    """The UTF-8 text of a file that may come from someone else, of at most ``most`` bytes.
 
     Raises:
-        UserError: as :func:`open_regular`; or it is larger, or not of this encoding.
+        UserError: as :func:`open_regular`; or it is larger, or not UTF-8.
         FileNotFoundError: there is no such file.
 
     >>> import tempfile
@@ -151,7 +132,7 @@ def read_text(path: Path, *, most: int = MOST_BYTES, encoding: str = "utf-8") ->
     if len(content) > most:
         raise UserError(f"{str(path)!r} cannot be read: it has more than {most:,} bytes")
     try:
-        return content.decode(encoding)
+        return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(
@@ -219,13 +200,7 @@ def refuse_link(path: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Adds the name of a file to the error of a disk that cannot take it.
-
-    Args:
-        path: of the file; a library's error names a temporary file or none.
-
-    Raises:
-        OSError: instead of the library's error.
+    """Names the file in the error of a disk that cannot take it, a library's too.
 
     >>> with writing(Path("model.safetensors")):
     ...     raise RuntimeError("I/O error: No space left on device")
@@ -245,11 +220,8 @@ def writing(path: Path) -> Iterator[None]:
 def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a whole file or none of it; after a crash the file is the old one or the new one.
 
-    Several processes may write the same file.
-
-    Args:
-        path: its folder exists.
-        write: called with the path of a scratch file to write, which then replaces ``path``.
+    ``write`` is called with the path of a scratch file, which then replaces ``path``. Several
+    processes may write the same file.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "table.bin"
@@ -295,11 +267,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    r"""Appends lines; first removes a line that a killed process left incomplete.
-
-    Args:
-        file: created if missing; its folder exists.
-        entries: one line each.
+    r"""Appends a line of JSON for each entry, after removing one that was left incomplete.
 
     Raises:
         UserError: the file is a link.
@@ -322,9 +290,7 @@ def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    """The objects in a file; skips lines that hold none, and returns none without a file.
-
-    A process that was killed while it wrote leaves such a line.
+    """The objects in a file, none without a file; skips lines that hold none.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "metrics.jsonl"
@@ -352,9 +318,7 @@ def read_jsonl(file: Path) -> list[dict[str, Any]]:
 def locked(file: Path, wait: float = -1) -> Iterator[None]:
     """Context manager that keeps other processes out of blocks with the same lock file.
 
-    Args:
-        file: of the lock, created if missing; its folder exists.
-        wait: seconds to wait for another process; below 0 waits forever.
+    It waits ``wait`` seconds for another process; below 0 forever.
 
     Raises:
         UserError: another process still holds the lock, or the file is a link.

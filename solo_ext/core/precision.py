@@ -21,20 +21,18 @@ _CUDA = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
 
 @contextmanager
 def matmul_precision(precision: Precision) -> Iterator[None]:
-    """Sets the precision of fp32 matrix products; restores the old one, also after an error.
+    """Sets the precision of fp32 matrix products inside the block.
 
-    Args:
-        precision: "highest": fp32; "high": TF32 if the hardware has it; "medium": TF32 on CUDA; on
-            a CPU oneDNN, which may multiply in bf16 if the CPU supports it. Without AMX oneDNN
-            stays with fp32, but is up to twice as fast as the library behind "highest". fp64
-            products are not affected.
+    "highest" is fp32, "high" is TF32 if the hardware has it, "medium" is TF32 on CUDA and on a CPU
+    oneDNN, which may multiply in bf16. A CPU without AMX stays with fp32 there, but oneDNN is up to
+    twice as fast as the library behind "highest". Products in fp64 are not affected.
 
     >>> with matmul_precision("highest"):
     ...     torch.backends.cuda.matmul.fp32_precision
     'ieee'
     """
     if torch.compiler.is_compiling():
-        # These settings cannot be read while a graph is traced; it runs with those in force then.
+        # These settings cannot be read while a graph is traced.
         yield
         return
     # Set each device by itself: reading the single setting fails if a user has set these.
@@ -52,10 +50,8 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
 def full_precision_products(device: torch.device, or_tf32: bool = False) -> Iterator[None]:
     """Switches off autocast and products of lower precision than fp32 inside the block.
 
-    Args:
-        device: of the products.
-        or_tf32: whether TF32 will do under autocast on a GPU. Its digits are those of float16,
-            three bits more than bfloat16 has, and its range is that of fp32.
+    With ``or_tf32`` TF32 will do under autocast on a GPU: it has float16's digits, three bits more
+    than bfloat16, and the range of fp32.
 
     >>> x = torch.ones(2, 3)
     >>> with torch.autocast("cpu", torch.bfloat16), full_precision_products(x.device):
@@ -75,9 +71,8 @@ def full_precision_products(device: torch.device, or_tf32: bool = False) -> Iter
 def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in fp32, or all in fp64 if the first one is.
 
-    Example:
-        >>> [x.dtype for x in full_precision(torch.ones(2).half(), torch.ones(2).double())]
-        [torch.float32, torch.float32]
+    >>> [x.dtype for x in full_precision(torch.ones(2).half(), torch.ones(2).double())]
+    [torch.float32, torch.float32]
     """
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     return tuple(t.to(dtype) for t in tensors)
@@ -89,10 +84,9 @@ def factors_dtype(setting: ComputeDtype, device: torch.device) -> torch.dtype | 
     "auto" is that of autocast on a GPU, but fp32 under autocast to float16, whose range is too
     small for exponentials, and on a CPU.
 
-    Example:
-        >>> cpu = torch.device("cpu")
-        >>> factors_dtype("bfloat16", cpu), factors_dtype("auto", cpu)
-        (torch.bfloat16, None)
+    >>> cpu = torch.device("cpu")
+    >>> factors_dtype("bfloat16", cpu), factors_dtype("auto", cpu)
+    (torch.bfloat16, None)
     """
     if setting == "auto" and device.type == "cuda" and torch.is_autocast_enabled("cuda"):
         setting = "bfloat16" if torch.get_autocast_dtype("cuda") == torch.bfloat16 else "float32"

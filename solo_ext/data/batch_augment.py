@@ -25,8 +25,7 @@ from solo_ext.data.batch_ops import (
     resample,
     towards_grey,
 )
-from solo_ext.data.fixed import Statistics, statistics
-from solo_ext.data.transforms import BLUR_RADIUS
+from solo_ext.data.transforms import BLUR_RADIUS, Statistics, statistics
 
 _CACHED_BYTES = 1 << 20
 """Bytes of crops per chunk on the CPU: several such arrays fit in its cache."""

@@ -17,7 +17,7 @@ import numpy as np
 from solo_ext.core.draws import mix, permutation
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, atomic_write, locked, read_jsonl, write_text
-from solo_ext.data.images import WithoutLabels, class_names, names_fingerprint
+from solo_ext.data.images import class_names, names_fingerprint
 from solo_ext.data.reading import (
     NOT_THE_IMAGES_FAULT,
     Images,
@@ -177,8 +177,6 @@ def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]
 def _encoded(images: Images, index: int) -> bytes:
     """A file of an image that can be read."""
     source, (place,) = unwrapped(images, [index])
-    if isinstance(source, WithoutLabels):
-        source = source.images
     if not hasattr(source, "encoded"):
         file = io.BytesIO()
         source[place][0].save(file, "PNG")

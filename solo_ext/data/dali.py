@@ -13,7 +13,7 @@ from torch import Tensor
 
 from solo_ext.config.schema import DALI, CommonConfig
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.fixed import fixed_view
+from solo_ext.data.transforms import fixed_view
 
 INSTALL = "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA"
 _AHEAD = 4
@@ -73,7 +73,7 @@ def device_of(cfg: CommonConfig) -> str:
 class DALIViews:
     """Batches ``(views, labels)`` of files in their order, each once, for ``data.format=dali``.
 
-    Geometry and normalisation are those of :func:`solo_ext.data.fixed.eval_transform`;
+    Geometry and normalisation are those of :func:`solo_ext.data.transforms.eval_transform`;
     pixels differ from it by rounding, 0.1 to 0.2 grey levels of 255 on average.
 
     Attributes:
@@ -153,7 +153,7 @@ class DALIViews:
 
 
 def _fixed_view(images: Any, size: int) -> Any:
-    """The geometry of :class:`~solo_ext.data.fixed.FixedView`, with the same rounding."""
+    """The geometry of :class:`~solo_ext.data.transforms.FixedView`, with the same rounding."""
     dali = nvidia_dali()
     fn, types = dali.fn, dali.types
     sides = images.shape(dtype=types.INT32)

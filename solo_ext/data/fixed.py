@@ -1,98 +1,26 @@
-"""One fixed view of every image, for evaluation and for the E-step's pass over the training set."""
+"""The E-step's pass over the training set: one fixed view of every image, in a given order."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from PIL import Image
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
-from torchvision import transforms as T
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
-from solo_ext.config.schema import CommonConfig, Crop
+from solo_ext.config.schema import CommonConfig
 from solo_ext.core.errors import ConfigError
+from solo_ext.data.dali import DALIViews
 from solo_ext.data.images import files_of, open_images
 from solo_ext.data.raw_batches import HeldPixels, RawBatches
 from solo_ext.data.reading import ImageFiles, read_sample, targets_of, unwrapped
+from solo_ext.data.transforms import FixedView, Statistics, Transform, eval_transform, fixed_view
 from solo_ext.data.views import TrainingViews
 from solo_ext.data.workers import WorkerLoader
-
-Transform = Callable[[Image.Image], Tensor]
-Statistics = tuple[Sequence[float], Sequence[float]]
-
-STATISTICS: dict[str, Statistics] = {
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "stl10": ((0.4914, 0.4823, 0.4466), (0.2470, 0.2430, 0.2610)),
-}
-"""Mean and standard deviation per channel; other data sets use ImageNet's."""
-
-
-def statistics(dataset: str, crop: Crop) -> Statistics:
-    """Mean and standard deviation for the normalisation in pretraining and evaluation.
-
-    Those of ``crop``, an entry of ``augmentations``, are for data sets without their own.
-
-    >>> statistics("custom", Crop(crop_size=8, mean=[0.5] * 3, std=[0.2] * 3))
-    ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
-    """
-    if dataset in STATISTICS:
-        return STATISTICS[dataset]
-    # The config of a method in training leaves out keys that are null.
-    mean, std = getattr(crop, "mean", None), getattr(crop, "std", None)
-    return mean or IMAGENET_DEFAULT_MEAN, std or IMAGENET_DEFAULT_STD
-
-
-def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:
-    """Side and statistics of the fixed views of a config: those of its first pipeline.
-
-    >>> from solo_ext.config.check import check_run
-    >>> from solo_ext.config.compose import compose
-    >>> run = check_run(compose("digits/simclr"))
-    >>> size, (mean, std) = fixed_view(run)
-    >>> size, mean
-    (32, (0.485, 0.456, 0.406))
-    """
-    first = cfg.augmentations[0]
-    return first.crop_size, statistics(cfg.data.dataset, first)
-
-
-def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Transform:
-    """One fixed view per image, of the size used in pretraining.
-
-    Images whose sides already are ``size`` are left alone; others are scaled so that a centre crop
-    of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images smaller than
-    ``size`` are scaled up to it.
-
-    >>> eval_transform(32, (0.5,) * 3, (0.5,) * 3)(Image.new("RGB", (50, 40))).shape
-    torch.Size([3, 32, 32])
-    """
-    steps = [FixedView(size), T.ToTensor(), T.Normalize(mean, std)]
-    return T.Compose(steps)  # type: ignore[no-any-return]
-
-
-class FixedView:
-    """The geometry of :func:`eval_transform`, PIL image to PIL image.
-
-    >>> FixedView(224)(Image.new("RGB", (400, 320))).size
-    (224, 224)
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        if image.size == (self.size, self.size):
-            return image
-        shorter = self.size if min(image.size) <= self.size else round(self.size * 8 / 7)
-        resized = T.functional.resize(image, shorter, T.InterpolationMode.BICUBIC)
-        return T.functional.center_crop(resized, [self.size])  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -159,6 +87,7 @@ class EvalViews(Dataset[Tensor]):
         dataset: the training set of ``solo-ext pretrain`` or of solo-learn's own script.
         transform: of one image, without randomness; it replaces the data set's own.
 
+    >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor
     >>> images = [(Image.new("RGB", (8, 8)), 3)] * 4
     >>> EvalViews(TrainingViews(images), ToTensor())[2].shape
@@ -205,8 +134,6 @@ def eval_batches(
     [(2, 3, 32, 32), (1, 3, 32, 32)]
     """
     if cfg.data.format == "dali":
-        from solo_ext.data.dali import DALIViews
-
         files = files_of(dataset.images)
         views = DALIViews(cfg, [files[i] for i in indices], indices, batch_size)
         return (images for images, _ in views)

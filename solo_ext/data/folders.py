@@ -18,27 +18,26 @@ _NUMBER = re.compile(r"0|-?[1-9]\d{0,5}")
 _DECIMAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
-class Unlabelled(ImageFiles):
+def unlabelled_folder(root: Path) -> ImageFiles:
     """All images of one folder, in the order of their names, with target -1.
 
     >>> from solo_ext.data.digits import digits_folder
-    >>> images = Unlabelled(digits_folder("train") / "0")
+    >>> images = unlabelled_folder(digits_folder("train") / "0")
     >>> len(images), images[0][1]
     (140, -1)
     """
 
-    def __init__(self, root: Path) -> None:
-        def walk(seen: Seen, _classes: list[str]) -> Iterator[Sample]:
-            note(seen, root)
-            for name in sorted(os.listdir(root)):
-                path = root / name
-                if path.suffix.lower() in IMG_EXTENSIONS and not path.is_dir():
-                    yield str(path), -1
+    def walk(seen: Seen, _classes: list[str]) -> Iterator[Sample]:
+        note(seen, root)
+        for name in sorted(os.listdir(root)):
+            path = root / name
+            if path.suffix.lower() in IMG_EXTENSIONS and not path.is_dir():
+                yield str(path), -1
 
-        super().__init__(open_listing(root, _prefix(root), "images", walk))
+    return ImageFiles(open_listing(root, _prefix(root), "images", walk))
 
 
-class ClassFolders(ImageFiles):
+def class_folders(root: Path, key: str) -> ImageFiles:
     """The images of a folder of class folders, in torchvision's order and numbering.
 
     An image in a subfolder of a class folder belongs to the class; links to folders are followed.
@@ -50,36 +49,32 @@ class ClassFolders(ImageFiles):
         OSError: a folder cannot be read.
 
     >>> from solo_ext.data.digits import digits_folder
-    >>> images = ClassFolders(digits_folder("val"), "data.val_path")
+    >>> images = class_folders(digits_folder("val"), "data.val_path")
     >>> len(images), images.classes[:3], images[0][0].size
     (397, ['0', '1', '2'], (32, 32))
     """
 
-    def __init__(self, root: Path, key: str) -> None:
-        def walk(seen: Seen, classes: list[str]) -> Iterator[Sample]:
-            note(seen, root)
-            folders = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-            classes += sorted(p.name for p in folders)
-            empty = []
-            for target, name in enumerate(classes):
-                file = None
-                for file in _images_below(root / name, root, key, seen):
-                    yield file, target
-                if file is None:
-                    empty.append(name)
-            if empty:
-                problem = f"no image in {len(empty)} of its class folders, the first {empty[0]!r}"
-                raise ConfigError(key, str(root), problem, "remove it or fill it")
-            if not classes:
-                raise ConfigError(
-                    key,
-                    str(root),
-                    "no class folders in it",
-                    "lay the images out as <class>/<image>, or set data.no_labels=true for "
-                    "training",
-                )
+    def walk(seen: Seen, classes: list[str]) -> Iterator[Sample]:
+        note(seen, root)
+        folders = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        classes += sorted(p.name for p in folders)
+        empty = []
+        for target, name in enumerate(classes):
+            file = None
+            for file in _images_below(root / name, root, key, seen):
+                yield file, target
+            if file is None:
+                empty.append(name)
+        if empty:
+            problem = f"no image in {len(empty)} of its class folders, the first {empty[0]!r}"
+            raise ConfigError(key, str(root), problem, "remove it or fill it")
+        if not classes:
+            remedy = (
+                "lay the images out as <class>/<image>, or set data.no_labels=true for training"
+            )
+            raise ConfigError(key, str(root), "no class folders in it", remedy)
 
-        super().__init__(open_listing(root, _prefix(root), "classes", walk))
+    return ImageFiles(open_listing(root, _prefix(root), "classes", walk))
 
 
 def _prefix(folder: Path) -> str:
@@ -116,7 +111,7 @@ def _fail(error: OSError) -> None:
     raise error
 
 
-class FileList(ImageFiles):
+def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFiles:
     """The images in a text file with one line ``path label`` each, in its order.
 
     Paths are absolute or relative to the list's folder, and may contain spaces. Labels are whole
@@ -132,49 +127,48 @@ class FileList(ImageFiles):
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "list.txt"
     >>> size = file.write_text("a.png cat" + chr(10) + "b.png ant" + chr(10))
-    >>> images = FileList(file, "data.train_path", True, present=False)
+    >>> images = file_list(file, "data.train_path", True, present=False)
     >>> images.classes, images.targets.tolist()
     (['ant', 'cat'], [1, 0])
     """
 
-    def __init__(self, file: Path, key: str, labelled: bool, *, present: bool) -> None:
-        def refusal(problem: str) -> ConfigError:
-            remedy = "give a folder, or a text file with a line `path label` for every image"
-            return ConfigError(key, str(file), problem, remedy)
+    def refusal(problem: str) -> ConfigError:
+        remedy = "give a folder, or a text file with a line `path label` for every image"
+        return ConfigError(key, str(file), problem, remedy)
 
-        def lines(check: bool) -> Iterator[tuple[Path, str]]:
-            # `str.splitlines` would also split at characters that file names may contain.
-            with file.open(encoding="utf-8-sig") as text:
-                for number, line in enumerate(map(str.strip, text), 1):
-                    if not line or line.startswith("#"):
-                        continue
-                    name, _, label = (
-                        line.replace("\t", " ").rpartition(" ") if labelled else (line, "", "-1")
-                    )
-                    name, shown = name.strip(), name.strip()[:200]
-                    if not name:
-                        raise refusal(f"line {number} has no label")
-                    path = file.parent / name
-                    if check and present and not os.path.isfile(path):
-                        raise refusal(f"line {number} names {shown!r}, which is no file")
-                    yield path, label
+    def lines(check: bool) -> Iterator[tuple[Path, str]]:
+        # `str.splitlines` would also split at characters that file names may contain.
+        with file.open(encoding="utf-8-sig") as text:
+            for number, line in enumerate(map(str.strip, text), 1):
+                if not line or line.startswith("#"):
+                    continue
+                name, _, label = (
+                    line.replace("\t", " ").rpartition(" ") if labelled else (line, "", "-1")
+                )
+                name, shown = name.strip(), name.strip()[:200]
+                if not name:
+                    raise refusal(f"line {number} has no label")
+                path = file.parent / name
+                if check and present and not os.path.isfile(path):
+                    raise refusal(f"line {number} names {shown!r}, which is no file")
+                yield path, label
 
-        def walk(seen: Seen, classes: list[str]) -> Iterator[Sample]:
-            note(seen, file)
-            try:
-                # Which numbers labels have is known when all of them are.
-                labels = dict.fromkeys(label for _, label in lines(check=True))
-            except UnicodeDecodeError:
-                raise refusal("a file that is no text") from None
-            try:
-                targets, names = numbered(labels)
-            except ValueError as error:
-                raise refusal(str(error)) from None
-            classes += names
-            yield from ((str(path), targets[label]) for path, label in lines(check=False))
+    def walk(seen: Seen, classes: list[str]) -> Iterator[Sample]:
+        note(seen, file)
+        try:
+            # Which numbers labels have is known when all of them are.
+            labels = dict.fromkeys(label for _, label in lines(check=True))
+        except UnicodeDecodeError:
+            raise refusal("a file that is no text") from None
+        try:
+            targets, names = numbered(labels)
+        except ValueError as error:
+            raise refusal(str(error)) from None
+        classes += names
+        yield from ((str(path), targets[label]) for path, label in lines(check=False))
 
-        kind = f"list, labelled={labelled}, present={present}"
-        super().__init__(open_listing(file, _prefix(file.parent), kind, walk))
+    kind = f"list, labelled={labelled}, present={present}"
+    return ImageFiles(open_listing(file, _prefix(file.parent), kind, walk))
 
 
 def numbered(labels: Collection[str]) -> tuple[dict[str, int], list[str]]:

@@ -27,7 +27,8 @@ class H5Images(Dataset[Item]):
     """Encoded images ``<class>/<image>``, each a one-dimensional array of bytes.
 
     Classes and images are in the order of their names. Every process opens the file for itself, so
-    loaders may start their workers in any way. Classes other than ``only`` are left out.
+    loaders may start their workers in any way. Classes other than ``only`` are left out; unless
+    ``labelled``, targets are -1.
 
     Raises:
         OSError: the file cannot be opened as HDF5.
@@ -35,7 +36,7 @@ class H5Images(Dataset[Item]):
             name that is not text.
     """
 
-    def __init__(self, path: Path, only: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Path, only: tuple[str, ...] = (), *, labelled: bool = True) -> None:
         import h5py
 
         self.path = str(path)
@@ -43,14 +44,16 @@ class H5Images(Dataset[Item]):
             for name in file:
                 _refuse_link(file, name)
             groups = sorted(name for name in file if isinstance(file[name], h5py.Group))
-            self.classes = sorted(only) if only and set(only) <= set(groups) else groups
-            names = [sorted(file[name]) for name in self.classes]
-        for name, images in zip(self.classes, names, strict=True):
+            self._groups = sorted(only) if only and set(only) <= set(groups) else groups
+            names = [sorted(file[name]) for name in self._groups]
+        for name, images in zip(self._groups, names, strict=True):
             if not images:
                 raise ValueError(f"its class {name!r} has no images; remove or fill it")
         # Use one array of bytes: each worker would copy a list of a million strings.
         self._names = np.array([n.encode() for of_class in names for n in of_class], dtype=bytes)
-        self.targets = np.repeat(np.arange(len(names)), [len(n) for n in names])
+        self._group = np.repeat(np.arange(len(names)), [len(n) for n in names])
+        self.classes = self._groups if labelled else []
+        self.targets = self._group if labelled else np.full(len(self._names), -1)
         self._file: tuple[int, Any] | None = None
 
     @property
@@ -74,7 +77,7 @@ class H5Images(Dataset[Item]):
         """
         name = self.name_of(index)
         try:
-            group, image = self._opened()[self.classes[self.targets[index]]], self._names[index]
+            group, image = self._opened()[self._group_of(index)], self._names[index]
             _refuse_link(group, image)
             held = group[image]
             # The storage of HDF5 may name any file on the machine.
@@ -90,7 +93,10 @@ class H5Images(Dataset[Item]):
 
     def name_of(self, index: int) -> str:
         """``<file>:<class>/<image>``."""
-        return f"{self.path}:{self.classes[self.targets[index]]}/{self._names[index].decode()}"
+        return f"{self.path}:{self._group_of(index)}/{self._names[index].decode()}"
+
+    def _group_of(self, index: int) -> str:
+        return str(self._groups[self._group[index]])
 
     def _opened(self) -> Any:
         import h5py
@@ -113,14 +119,14 @@ def _refuse_link(group: Any, name: str | bytes) -> None:
         raise ValueError(f"{shown!r} is a link")
 
 
-def open_h5(path: str, key: str, dataset: str) -> H5Images:
+def open_h5(path: str, key: str, dataset: str, *, labelled: bool) -> H5Images:
     """Opens ``data.format: h5``; ``imagenet100`` selects its classes from a file of ImageNet.
 
     Raises:
         ConfigError: h5py or the file is missing, or the file is damaged or has another layout.
         OSError: the system does not allow opening it.
 
-    >>> open_h5("nowhere.h5", "data.train_path", "custom")
+    >>> open_h5("nowhere.h5", "data.train_path", "custom", labelled=True)
     Traceback (most recent call last):
     solo_ext.core.errors.ConfigError: data.train_path='nowhere.h5': no such file; give the .h5...
     """
@@ -129,7 +135,7 @@ def open_h5(path: str, key: str, dataset: str) -> H5Images:
         found = "a folder, not an HDF5 file" if place.is_dir() else "no such file"
         raise ConfigError(key, path, found, "give the .h5 file of the split")
     try:
-        images = H5Images(place, IMAGENET100 if dataset == "imagenet100" else ())
+        images = H5Images(place, IMAGENET100 if dataset == "imagenet100" else (), labelled=labelled)
     except ImportError:
         raise ConfigError(
             "data.format", "h5", "h5py is not installed", "pip install 'solo-ext[h5]'"

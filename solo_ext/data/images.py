@@ -15,50 +15,25 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 from torchvision import datasets
 
 from solo_ext.config import schema
 from solo_ext.core.errors import ConfigError, first_line
-from solo_ext.data.folders import ClassFolders, FileList, Unlabelled
+from solo_ext.data.folders import class_folders, file_list, unlabelled_folder
 from solo_ext.data.h5 import open_h5
 from solo_ext.data.huggingface import open_huggingface
 from solo_ext.data.reading import (
-    ImageFiles,
     Images,
-    Item,
     Skipping,
     file_state,
-    name_of,
     targets_of,
     unwrapped,
 )
-from solo_ext.data.shards import StreamingImages
 from solo_ext.data.streaming import open_streaming
 from solo_ext.data.webdataset import open_webdataset
 
 Split = Literal["train", "val"]
-
-
-class WithoutLabels(Dataset[Item]):
-    """The images of another data set, with target -1.
-
-    >>> WithoutLabels([("an image", 2), ("another", 0)])[0]
-    ('an image', -1)
-    """
-
-    def __init__(self, images: Images) -> None:
-        self.images = images
-        self.targets = [-1] * len(images)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Item:
-        return self.images[index][0], -1
-
-    def name_of(self, index: int) -> str:
-        return name_of(self.images, index)
 
 
 def open_images(data: schema.Images, split: Split) -> Images:
@@ -87,9 +62,8 @@ def open_images(data: schema.Images, split: Split) -> Images:
     # An empty path would mean the current folder.
     if path is None or not path.strip():
         raise ConfigError(key, path, "no path", "give the folder of the images")
-    unlabelled = data.no_labels and split == "train"
     try:
-        images = _opened(data, split, path, unlabelled)
+        images = _opened(data, split, path, labelled=not (data.no_labels and split == "train"))
     except RuntimeError as error:
         # torchvision raises it for an archive that is not there.
         raise ConfigError(
@@ -104,42 +78,45 @@ def open_images(data: schema.Images, split: Split) -> Images:
         raise ConfigError(key, path, problem, "give a folder or file that can be read") from None
     if len(images) == 0:
         raise ConfigError(key, path, "no image in it", "give a folder with images")
-    if unlabelled and not isinstance(images, ImageFiles | StreamingImages):
-        images = WithoutLabels(images)
     if split == "train" and 0 < data.fraction < 1:
         images = _part(images, _stratified(np.asarray(targets_of(images)), data.fraction))
     return Skipping(images) if data.unreadable == "skip" else images
 
 
-def _opened(data: schema.Images, split: Split, path: str, unlabelled: bool) -> Images:
+def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> Images:
     key, name = f"data.{split}_path", data.dataset
     if data.format == "h5":
-        return open_h5(path, key, name)
+        return open_h5(path, key, name, labelled=labelled)
     if data.format == "huggingface":
         same_path = data.train_path == data.val_path
         section = data.huggingface or schema.HuggingFace()
-        return open_huggingface(path, split, section, labelled=not unlabelled, same_path=same_path)
+        return open_huggingface(path, split, section, labelled=labelled, same_path=same_path)
     if data.format == "streaming":
         shards = data.streaming or schema.Streaming()
-        return open_streaming(path, key, shards, labelled=not unlabelled)
+        return open_streaming(path, key, shards, labelled=labelled)
     if data.format == "webdataset":
         shards, whole = data.streaming or schema.Streaming(), data.unreadable != "skip"
-        return open_webdataset(path, key, shards, labelled=not unlabelled, whole=whole)
+        return open_webdataset(path, key, shards, labelled=labelled, whole=whole)
     root = Path(path).expanduser()
     if not root.exists():
         raise ConfigError(key, path, "no such folder", "give the folder of the images")
     if root.is_file():
         # With `skip`, a listed file that does not exist counts as an unreadable image.
         present = data.unreadable != "skip"
-        return FileList(root, key, not unlabelled, present=present)
-    train = split == "train"
+        return file_list(root, key, labelled, present=present)
+    if name not in ("stl10", "cifar10", "cifar100"):
+        return class_folders(root, key) if labelled else unlabelled_folder(root)
+    held: Any
     if name == "stl10":
-        part = "train+unlabeled" if train else "test"
-        return cast(Images, datasets.STL10(str(root), split=part))
-    if name in ("cifar10", "cifar100"):
+        part = "train+unlabeled" if split == "train" else "test"
+        held = datasets.STL10(str(root), split=part)
+    else:
         cifar = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
-        return cast(Images, cifar(str(root), train=train))
-    return Unlabelled(root) if unlabelled else ClassFolders(root, key)
+        held = cifar(str(root), train=split == "train")
+    if not labelled:
+        held.classes = []
+        setattr(held, "labels" if name == "stl10" else "targets", [-1] * len(held))
+    return cast(Images, held)
 
 
 def _held_out(images: Images, holdout: float, split: Split) -> Images:
@@ -259,8 +236,8 @@ def _digest(images: Images, *, by_name: bool) -> str | None:
         if isinstance(source, Subset):
             digest.update(repr(list(source.indices)).encode())
             source = source.dataset
-        elif by_name and isinstance(getattr(source, "images", None), Dataset):
-            digest.update(type(source).__name__.encode())
+        elif by_name and isinstance(source, Skipping):
+            digest.update(b"Skipping")
             source = source.images
         else:
             return None
@@ -286,9 +263,9 @@ def _entries(source: Any, by_name: bool) -> Iterable[Any] | None:
         # torchvision's data sets are a few large files, and an argument selects the split.
         split = getattr(source, "split", getattr(source, "train", None))
         if by_name:
-            return [source.base_folder, split]
+            return [source.base_folder, split, source.classes]
         files = sorted(p for p in Path(source.root, source.base_folder).rglob("*") if p.is_file())
-        return [split, *map(file_state, files)]
+        return [split, source.classes, *map(file_state, files)]
     return None
 
 

@@ -12,7 +12,6 @@ from torch.utils.data import default_collate
 from solo_ext.config.schema import CommonConfig, RunConfig, Streaming
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.fixed import eval_transform, fixed_view
 from solo_ext.data.images import files_of
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
 from solo_ext.data.reading import (
@@ -22,7 +21,7 @@ from solo_ext.data.reading import (
     targets_of,
     too_many,
 )
-from solo_ext.data.transforms import pretrain_transform
+from solo_ext.data.transforms import eval_transform, fixed_view, pretrain_transform
 from solo_ext.data.views import EpochSampler, FixedViews, TrainingViews, shard_starts
 from solo_ext.data.workers import WorkerLoader
 

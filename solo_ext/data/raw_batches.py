@@ -15,7 +15,6 @@ from torch import Tensor
 from torchvision import datasets
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.images import WithoutLabels
 from solo_ext.data.reading import (
     Images,
     UnreadableImage,
@@ -121,12 +120,11 @@ def open_pixels(images: Images, in_memory: bool) -> Pixels:
     'HeldPixels'
     """
     # Images that are already in memory cannot be unreadable.
-    whole, rows = unwrapped(images, range(len(images)))
-    source: Any = whole.images if isinstance(whole, WithoutLabels) else whole
+    source, rows = unwrapped(images, range(len(images)))
     if isinstance(source, datasets.CIFAR10):
-        return HeldPixels(source.data.transpose(0, 3, 1, 2), targets_of(whole), rows)
+        return HeldPixels(source.data.transpose(0, 3, 1, 2), targets_of(source), rows)
     if isinstance(source, datasets.STL10):
-        return HeldPixels(source.data, targets_of(whole), rows)
+        return HeldPixels(source.data, targets_of(source), rows)
     decoded = DecodedPixels(images)
     if not in_memory:
         return decoded

@@ -1,20 +1,92 @@
-"""solo-learn's augmentation schema as torchvision transforms that use torch's generator only."""
+"""From an image to the tensor that a network takes, by torchvision's transforms.
+
+The one fixed view of an image, for evaluation and the E-step, and the augmented crops of
+solo-learn's schema, which use torch's generator only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from PIL import Image, ImageFilter, ImageOps
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import transforms as T
 
-from solo_ext.config.schema import Augmentation
-from solo_ext.data.fixed import Transform, statistics
+from solo_ext.config.schema import Augmentation, CommonConfig, Crop
 
 BLUR_RADIUS = (0.1, 2.0)
-"""Smallest and largest radius in pixels."""
+"""Smallest and largest radius of the random blur, in pixels."""
+Transform = Callable[[Image.Image], Tensor]
+Statistics = tuple[Sequence[float], Sequence[float]]
+
+STATISTICS: dict[str, Statistics] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "stl10": ((0.4914, 0.4823, 0.4466), (0.2470, 0.2430, 0.2610)),
+}
+"""Mean and standard deviation per channel; other data sets use ImageNet's."""
+
+
+def statistics(dataset: str, crop: Crop) -> Statistics:
+    """Mean and standard deviation for the normalisation in pretraining and evaluation.
+
+    Those of ``crop``, an entry of ``augmentations``, are for data sets without their own.
+
+    >>> statistics("custom", Crop(crop_size=8, mean=[0.5] * 3, std=[0.2] * 3))
+    ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
+    """
+    if dataset in STATISTICS:
+        return STATISTICS[dataset]
+    return crop.mean or IMAGENET_DEFAULT_MEAN, crop.std or IMAGENET_DEFAULT_STD
+
+
+def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:
+    """Side and statistics of the fixed views of a config: those of its first pipeline.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> run = check_run(compose("digits/simclr"))
+    >>> size, (mean, std) = fixed_view(run)
+    >>> size, mean
+    (32, (0.485, 0.456, 0.406))
+    """
+    first = cfg.augmentations[0]
+    return first.crop_size, statistics(cfg.data.dataset, first)
+
+
+def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Transform:
+    """One fixed view per image, of the size used in pretraining.
+
+    Images whose sides already are ``size`` are left alone; others are scaled so that a centre crop
+    of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images smaller than
+    ``size`` are scaled up to it.
+
+    >>> eval_transform(32, (0.5,) * 3, (0.5,) * 3)(Image.new("RGB", (50, 40))).shape
+    torch.Size([3, 32, 32])
+    """
+    steps = [FixedView(size), T.ToTensor(), T.Normalize(mean, std)]
+    return T.Compose(steps)  # type: ignore[no-any-return]
+
+
+class FixedView:
+    """The geometry of :func:`eval_transform`, PIL image to PIL image.
+
+    >>> FixedView(224)(Image.new("RGB", (400, 320))).size
+    (224, 224)
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        if image.size == (self.size, self.size):
+            return image
+        shorter = self.size if min(image.size) <= self.size else round(self.size * 8 / 7)
+        resized = T.functional.resize(image, shorter, T.InterpolationMode.BICUBIC)
+        return T.functional.center_crop(resized, [self.size])  # type: ignore[no-any-return]
 
 
 class GaussianBlur:

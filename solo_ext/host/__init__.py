@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from solo_ext.core.errors import HostError
+from solo_ext.core.errors import UserError
 
 if TYPE_CHECKING:
     from solo_ext.host.release_1_0_2.base import BaseMethod, BaseMomentumMethod
@@ -31,7 +31,6 @@ __all__ = [
     "BaseMethod",
     "BaseMomentumMethod",
     "Host",
-    "HostError",
     "HostInfo",
     "detect",
     "load",
@@ -90,20 +89,20 @@ def detect() -> HostInfo:
     """Finds solo-learn, and tells its generation by the files that it has.
 
     Raises:
-        HostError: it is not installed, or is of neither generation.
+        UserError: it is not installed, or is of neither generation.
 
     >>> detect().generation in ("main", "1.0.2")
     True
     """
     spec = importlib.util.find_spec("solo")
     if spec is None or spec.origin is None:
-        raise HostError(f"solo-learn is not installed; {INSTALL}")
+        raise UserError(f"solo-learn is not installed; {INSTALL}")
     path = Path(spec.origin).resolve().parent
     if (path / "backbones").is_dir() and (path / "data").is_dir():
         return HostInfo("main", "1.0.6", path, fingerprint(path))
     if (path / "utils" / "backbones.py").is_file():
         return HostInfo("1.0.2", "1.0.2", path, fingerprint(path))
-    raise HostError(f"the package `solo` in {path} is no solo-learn that solo_ext knows; {INSTALL}")
+    raise UserError(f"the package `solo` in {path} is no solo-learn that solo_ext knows; {INSTALL}")
 
 
 def fingerprint(package: Path) -> str:
@@ -126,7 +125,7 @@ def load() -> Host:
     """Imports the installed solo-learn once, and applies the patches that change no number.
 
     Raises:
-        HostError: it is not installed, or cannot be imported.
+        UserError: it is not installed, or cannot be imported.
 
     >>> "simclr" in load().methods
     True
@@ -145,7 +144,7 @@ def load() -> Host:
                 for name in ("methods", "losses", *loaders):
                     import_module(f"solo.{name}")
     except ImportError as error:
-        raise HostError(
+        raise UserError(
             f"solo-learn ({info.generation}) in {info.path} cannot be imported: {error}; install "
             "what is missing, `solo-ext doctor` lists it"
         ) from error

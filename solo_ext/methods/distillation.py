@@ -19,7 +19,7 @@ from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.registry import fill_method_kwargs, logger, typed_kwargs
 
 if TYPE_CHECKING:
-    from solo_ext.pretrained.teachers import LoadedTeacher
+    from solo_ext.pretrained.loaded import LoadedTeacher
 
 
 class TeacherKwargs(Section):
@@ -116,7 +116,7 @@ class Distillation(ProjectedMethod):
         super().__init__(cfg)
         # Imported here: registering a method does not need the code that reads teachers.
         from solo_ext.config.check import common_config
-        from solo_ext.data.fixed import statistics
+        from solo_ext.data.transforms import statistics
         from solo_ext.memory.teacher import Renormalize, Teacher
         from solo_ext.pretrained.teachers import load_teacher
 

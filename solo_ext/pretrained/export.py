@@ -23,7 +23,7 @@ from solo_ext.config.check import validated
 from solo_ext.config.schema import Backbone
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import writing
-from solo_ext.data.fixed import statistics
+from solo_ext.data.transforms import fixed_view
 from solo_ext.host.backbones import PREFIX
 from solo_ext.pretrained.detection import detectron2_settings, save_weights, torchvision_twins
 from solo_ext.pretrained.exported import (
@@ -171,8 +171,8 @@ def _check_place(target: Path, form: Format) -> None:
 
 
 def _metadata(run: Pretrained) -> Metadata:
-    backbone, first = run.cfg.backbone, run.cfg.augmentations[0]
-    mean, std = statistics(run.cfg.data.dataset, first)
+    backbone = run.cfg.backbone
+    size, (mean, std) = fixed_view(run.cfg)
     said = {
         "solo_ext": version("solo-ext"),
         "backbone": {
@@ -180,7 +180,7 @@ def _metadata(run: Pretrained) -> Metadata:
             "kwargs": {k: v for k, v in backbone.kwargs.items() if k not in FETCHING},
         },
         "features_dim": run.features_dim,
-        "input_size": first.crop_size,
+        "input_size": size,
         "mean": list(mean),
         "std": list(std),
         "method": run.cfg.method,

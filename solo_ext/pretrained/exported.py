@@ -16,7 +16,7 @@ from solo_ext.config.check import validated
 from solo_ext.config.schema import Backbone
 from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
-from solo_ext.data.fixed import Transform, eval_transform
+from solo_ext.data.transforms import Transform, eval_transform
 from solo_ext.host.backbones import PREFIX, BackboneTable, build_backbone
 from solo_ext.pretrained.files import check_fit
 
@@ -33,6 +33,9 @@ FETCHING = (
 
 class Metadata(Section):
     """What a file of weights says, as JSON, about the network and its images.
+
+    ``input_size`` is the side of the large crops of pretraining; ``mean`` and ``std`` are per
+    channel, of images in [0, 1].
 
     >>> about = Metadata(
     ...     solo_ext="1.0",
@@ -69,29 +72,21 @@ class Exported:
 
     Attributes:
         backbone: on the CPU, in eval mode; images (N, 3, S, S) to features (N, D).
-        features_dim: D.
-        input_size: S, the side of the large crops of pretraining, in pixels.
-        mean: per channel, of images in [0, 1], as ``std``.
-        metadata: everything the file says, also method, data set, epoch and source.
+        metadata: what the file says: D is its ``features_dim``, S its ``input_size``.
 
     >>> from PIL import Image
-    >>> about = Metadata.model_construct(method="pcl")
-    >>> half = (0.5, 0.5, 0.5)
-    >>> exported = Exported(nn.Identity(), 512, input_size=32, mean=half, std=half, metadata=about)
-    >>> exported.transform()(Image.new("RGB", (40, 36))).shape
+    >>> about = Metadata.model_construct(input_size=32, mean=[0.5] * 3, std=[0.5] * 3)
+    >>> Exported(nn.Identity(), about).transform()(Image.new("RGB", (40, 36))).shape
     torch.Size([3, 32, 32])
     """
 
     backbone: nn.Module
-    features_dim: int
-    input_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     metadata: Metadata
 
     def transform(self) -> Transform:
         """Transform of evaluation, from a PIL image to the backbone's input (3, S, S)."""
-        return eval_transform(self.input_size, self.mean, self.std)
+        about = self.metadata
+        return eval_transform(about.input_size, about.mean, about.std)
 
 
 def load_exported(path: str | Path) -> Exported:
@@ -102,7 +97,6 @@ def load_exported(path: str | Path) -> Exported:
 
     Raises:
         UserError: no export, a damaged or changed one, or one that cannot be rebuilt here.
-        HostError: the backbone is solo-learn's, which is missing.
 
     >>> load_exported("nothing.safetensors")
     Traceback (most recent call last):
@@ -119,8 +113,7 @@ def load_exported(path: str | Path) -> Exported:
             file, f"features_dim={metadata.features_dim}, and {name!r} has {features_dim}"
         )
     backbone.load_state_dict(weights)
-    mean, std = tuple(metadata.mean), tuple(metadata.std)
-    return Exported(backbone.eval(), features_dim, metadata.input_size, mean, std, metadata)
+    return Exported(backbone.eval(), metadata)
 
 
 def _read(file: Path) -> tuple[Metadata, dict[str, Tensor]]:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError, first_line
-from solo_ext.core.files import check_regular
+from solo_ext.core.files import open_regular
 
 _PARALLEL = "module."
 _REFUSED = re.compile(r"GLOBAL (\S+) was not an allowed global")
@@ -68,7 +68,7 @@ def check_archive(path: Path) -> None:
     >>> check_archive(file)
     """
     with contextlib.suppress(FileNotFoundError):
-        check_regular(path)
+        open_regular(path).close()
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -98,7 +98,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     {'weight': tensor([1., 1.])}
     """
     try:
-        check_regular(path)
+        open_regular(path).close()
         return load_file(path)
     except Exception as error:
         raise UserError(f"checkpoint {str(path)!r} cannot be read: {error}") from error

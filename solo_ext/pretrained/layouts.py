@@ -17,7 +17,7 @@ from torch import Tensor
 
 from solo_ext.pretrained.files import check_fit, file_digest, read_checkpoint, refuse_keys, unwrap
 from solo_ext.pretrained.libraries import build_architecture, image_side
-from solo_ext.pretrained.teachers import KEY, LoadedTeacher, TeacherSource, assemble
+from solo_ext.pretrained.loaded import KEY, LoadedTeacher, TeacherSource, assemble
 
 _SWAV_STD = (0.228, 0.224, 0.225)
 _ONE_OF_SEVERAL = re.compile(r"prototypes\d+\.weight")

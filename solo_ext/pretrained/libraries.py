@@ -27,7 +27,7 @@ from solo_ext.pretrained.files import (
     state_digest,
     unwrap,
 )
-from solo_ext.pretrained.teachers import KEY, LoadedTeacher, TeacherSource, assemble
+from solo_ext.pretrained.loaded import KEY, LoadedTeacher, TeacherSource, assemble
 
 _WIDE = re.compile(r"(resnet(?:50|101|152))w([2-5])")
 _BLOCKS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3], "resnet152": [3, 8, 36, 3]}

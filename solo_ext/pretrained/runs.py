@@ -17,13 +17,13 @@ from solo_ext.config.check import common_config
 from solo_ext.config.schema import CommonConfig
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import CHECKPOINT_NAME, read_text
-from solo_ext.data.fixed import STATISTICS, statistics
+from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained.exported import FETCHING
 from solo_ext.pretrained.files import check_fit, file_digest, holds_values, read_checkpoint
 from solo_ext.pretrained.heads import Activation, load_head
 from solo_ext.pretrained.layouts import prototype_rows
-from solo_ext.pretrained.teachers import LoadedTeacher, TeacherSource, assemble
+from solo_ext.pretrained.loaded import LoadedTeacher, TeacherSource, assemble
 
 ARGS = "args.json"
 _BACKBONES = {
@@ -78,8 +78,7 @@ def load_pretrained(path: Path, networks: Literal["online", "momentum"] = "onlin
 
     Raises:
         UserError: there is no checkpoint or no ``args.json``, or they are damaged or do not fit
-            together.
-        HostError: solo-learn is missing.
+            together; or solo-learn is missing.
 
     >>> load_pretrained(Path("nowhere"))
     Traceback (most recent call last):
@@ -214,7 +213,6 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
 
     Raises:
         UserError: the path is no run, or lacks the momentum networks that were asked for.
-        HostError: solo-learn is missing.
 
     >>> from solo_ext.methods.distillation import TeacherKwargs
     >>> load_run(TeacherKwargs(layout="run", path="nowhere"))
@@ -223,8 +221,7 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
     """
     with torch.random.fork_rng(devices=[]):
         run = load_pretrained(Path(str(source.path)), source.networks)
-    first = run.cfg.augmentations[0]
-    mean, std = statistics(run.cfg.data.dataset, first)
+    size, (mean, std) = fixed_view(run.cfg)
     momentum = source.networks == "momentum"
     which = "momentum networks of " if momentum else ""
     return assemble(
@@ -233,7 +230,7 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
         digest=run.digest,
         mean=mean,
         std=std,
-        input_size=first.crop_size,
+        input_size=size,
         **_behind(run, "momentum_" if momentum else ""),
     )
 

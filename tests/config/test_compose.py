@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from solo_ext.config.compose import apply_overrides, compose, parse, shipped_configs
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import config_root
-from solo_ext.data.fixed import STATISTICS
+from solo_ext.data.transforms import STATISTICS
 from solo_ext.lab.training.prepare import prepare
 
 MINE = """

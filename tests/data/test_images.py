@@ -15,9 +15,8 @@ from torch.utils.data import Subset
 from torchvision import datasets
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.folders import Unlabelled
 from solo_ext.data.images import class_names, open_images
-from solo_ext.data.reading import name_of, targets_of
+from solo_ext.data.reading import ImageFiles, name_of, targets_of
 from tests.data.making import save_image, section
 
 COUNTS = {"ant": 20, "bee": 10, "cat": 30}
@@ -59,7 +58,7 @@ def test_reads_no_image_for_names_and_targets(
 
 def test_unlabelled_images(flat: Path) -> None:
     images = open_images(section(flat, no_labels=True), "train")
-    assert isinstance(images, Unlabelled)
+    assert isinstance(images, ImageFiles)
     assert [Path(path).name for path, _ in images.samples] == ["6.bmp", "7.jpeg", "8.PNG", "9.jpg"]
     assert len(images) == 4
     assert all(images[i][1] == -1 and images[i][0].mode == "RGB" for i in range(4))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from solo_ext.core.errors import UserError
-from solo_ext.data.folders import ClassFolders
+from solo_ext.data.folders import class_folders
 from solo_ext.data.images import files_of, names_fingerprint, open_images
 from solo_ext.data.listing import Listing
 from solo_ext.data.reading import targets_of
@@ -152,7 +152,7 @@ def test_a_disk_that_is_full(folder: Path, tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: .*listings"):
-        ClassFolders(folder, "data.train_path")
+        class_folders(folder, "data.train_path")
     assert [p.suffix for p in (tmp_path / "cache" / "listings").iterdir()] == [".lock"]
 
 

@@ -13,10 +13,10 @@ from PIL import Image
 from solo_ext.config import schema
 from solo_ext.config.schema import Augmentation, RunConfig
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.fixed import eval_transform
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import Images
+from solo_ext.data.transforms import eval_transform
 from solo_ext.data.views import EpochSampler, TrainingViews
 from tests.data.making import same, section
 

@@ -22,7 +22,7 @@ from solo_ext.data.fixed import eval_batches
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
-from solo_ext.data.reading import Images, UnreadableImage
+from solo_ext.data.reading import Images, UnreadableImage, targets_of
 from solo_ext.data.views import EpochSampler, SampleKey, TrainingViews
 from tests.data.making import same, section
 
@@ -149,10 +149,15 @@ def _cifar(count: int = COUNT) -> Any:
 @pytest.mark.parametrize(
     "given", [{"fraction": 0.5, "holdout": 0.2}, {"fraction": 0.4, "no_labels": True}]
 )
-def test_a_part_stays_an_array(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    source = _cifar(40)
-    monkeypatch.setattr("solo_ext.data.images._opened", lambda *_: source)
-    part = open_images(section("x", dataset="cifar10", **given), "train")
+def test_a_part_stays_an_array(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(self: Any, root: str, train: bool) -> None:
+        self.__dict__ |= vars(_cifar(40))
+
+    monkeypatch.setattr(datasets.CIFAR10, "__init__", found)
+    part = open_images(section(tmp_path, dataset="cifar10", **given), "train")
+    assert set(targets_of(part)) == ({-1} if given.get("no_labels") else {0, 1})
     read = open_pixels(part, in_memory=False)
     assert isinstance(read, HeldPixels)
     assert read.read(range(16))[2].tolist() == [part[i][1] for i in range(16)]

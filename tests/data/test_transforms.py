@@ -13,8 +13,13 @@ from torch import Tensor
 from torchvision import transforms as T
 
 from solo_ext.config.schema import Augmentation
-from solo_ext.data.fixed import STATISTICS, FixedView, eval_transform, statistics
-from solo_ext.data.transforms import pretrain_transform
+from solo_ext.data.transforms import (
+    STATISTICS,
+    FixedView,
+    eval_transform,
+    pretrain_transform,
+    statistics,
+)
 
 PLAIN: dict[str, Any] = {"mean": [0.0] * 3, "std": [1.0] * 3}
 SIDE = 16

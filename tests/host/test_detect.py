@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from solo_ext.core.errors import UserError
-from solo_ext.host import Host, HostError, detect, fingerprint
+from solo_ext.host import Host, detect, fingerprint
 
 MAIN = ("__init__.py", "backbones/__init__.py", "data/__init__.py", "utils/__init__.py")
 RELEASE = ("__init__.py", "utils/__init__.py", "utils/backbones.py")
@@ -67,7 +67,7 @@ def test_generation_by_what_is_there(
 
 def test_none_is_an_error_that_says_how_to_install_either(tmp_path: Path, only: Only) -> None:
     only(tmp_path)
-    with pytest.raises(HostError, match="not installed") as caught:
+    with pytest.raises(UserError, match="not installed") as caught:
         detect()
     assert isinstance(caught.value, UserError)
     for words in INSTALLS:
@@ -79,7 +79,7 @@ def test_another_package_of_this_name_is_named(
     tmp_path: Path, only: Only, files: tuple[str, ...]
 ) -> None:
     only(plant(tmp_path, files))
-    with pytest.raises(HostError, match="no solo-learn that solo_ext knows") as caught:
+    with pytest.raises(UserError, match="no solo-learn that solo_ext knows") as caught:
         detect()
     for words in (str(tmp_path / "solo"), *INSTALLS):
         assert words in str(caught.value)
@@ -90,7 +90,7 @@ def test_a_folder_named_solo_does_not_hide_a_host_behind_it(tmp_path: Path, only
     folder, real = plant(tmp_path / "here", ("note.txt",)), plant(tmp_path / "there", MAIN)
     only(folder)
     assert importlib.util.find_spec("solo") is not None
-    with pytest.raises(HostError, match="not installed"):
+    with pytest.raises(UserError, match="not installed"):
         detect()
     only(folder, real)
     assert detect().path == real / "solo"

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from solo_ext.config.check import common_config
-from solo_ext.data.fixed import eval_transform, fixed_view
+from solo_ext.data.transforms import eval_transform, fixed_view
 from solo_ext.data.views import FixedViews
 
 Train = Callable[..., dict[str, float]]

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext.data.fixed import eval_transform, statistics
+from solo_ext.config.check import common_config
+from solo_ext.data.transforms import eval_transform, fixed_view
 from solo_ext.data.views import FixedViews
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -57,8 +58,8 @@ class Watch(Callback):
 @torch.no_grad()
 def by_hand(method: PCL, images: Any) -> Tensor:
     """Momentum embeddings of all images in order, one at a time."""
-    first = method.cfg.augmentations[0]
-    transform = eval_transform(first.crop_size, *statistics("custom", first))
+    side, statistics = fixed_view(common_config(method.cfg))
+    transform = eval_transform(side, *statistics)
     networks = method.momentum_backbone, method.momentum_projector
     modes = [network.training for network in networks]
     for network in networks:

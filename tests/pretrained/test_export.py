@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import solo_ext
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.fixed import STATISTICS, eval_transform
+from solo_ext.data.transforms import STATISTICS, eval_transform
 from solo_ext.host import Host
 from solo_ext.pretrained import export as exporting
 from solo_ext.pretrained.export import Format, export, timm_twins
@@ -46,7 +46,7 @@ torch.save([plain(images).detach(), ours(images).detach()], "found.pt")
 try:
     from solo_ext import host
     host.load()
-except host.HostError as error:
+except solo_ext.core.errors.UserError as error:
     print(str(error).partition(";")[0])
 """
 
@@ -113,7 +113,7 @@ def test_same_features_in_plain_timm(
         assert close(features(model, images), expected)
     found = load_exported(done.out)
     assert close(found.backbone(images), expected)
-    assert found.features_dim == width
+    assert found.metadata.features_dim == width
     assert json.loads((done.out / "config.json").read_text())["num_features"] == width
 
 
@@ -211,7 +211,8 @@ def test_images_are_normalised_as_in_pretraining(
     ours = eval_transform(40, *statistics)(image)
     for path in (folder, export(run, "safetensors").out):
         read = load_exported(path)
-        assert (read.input_size, read.mean, read.std) == (40, *map(tuple, statistics))
+        about = read.metadata
+        assert (about.input_size, about.mean, about.std) == (40, *map(list, statistics))
         assert torch.equal(read.transform()(image), ours)
     theirs = timm.data.create_transform(**found)(image)
     assert theirs.shape == ours.shape == (3, 40, 40)

@@ -17,7 +17,8 @@ from solo_ext.core.errors import UserError
 from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.pretrained.files import unwrap
 from solo_ext.pretrained.libraries import build_architecture
-from solo_ext.pretrained.teachers import LoadedTeacher, load_teacher
+from solo_ext.pretrained.loaded import LoadedTeacher
+from solo_ext.pretrained.teachers import load_teacher
 
 NAMES = ("moco_v2", "swav", "dino_resnet50", "dino_deitsmall16")
 SIZES = {

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError
 from solo_ext.methods.distillation import TeacherKwargs
-from solo_ext.pretrained.teachers import LoadedTeacher, load_teacher
+from solo_ext.pretrained.loaded import LoadedTeacher
+from solo_ext.pretrained.teachers import load_teacher
 
 TINY = {"channels": [8, 8, 8, 8]}
 TIMM, TORCHVISION = "resnet10t", "shufflenet_v2_x0_5"

@@ -21,8 +21,9 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.plugin import register
+from solo_ext.pretrained.loaded import LoadedTeacher
 from solo_ext.pretrained.runs import GELU, RELU, load_pretrained
-from solo_ext.pretrained.teachers import LoadedTeacher, load_teacher
+from solo_ext.pretrained.teachers import load_teacher
 
 MakeConfig = Callable[..., dict[str, Any]]
 

@@ -12,18 +12,12 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
-from timm.optim.lars import Lars
 from torch import Tensor, nn
 
 from solo_ext.host.backbones import BackboneTable, build_backbone
 from solo_ext.host.classifier import accuracy_at_k, class_loss
+from solo_ext.host.release_1_0_2.optim import OPTIMIZERS, configure_optimizers
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "lars": Lars,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
 DEFAULTS: dict[str, Any] = {
     "backbone": {"kwargs": {}},
     "optimizer": {"exclude_bias_n_norm_wd": False, "kwargs": {}},
@@ -144,8 +138,6 @@ class BaseMethod(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Makes the optimiser and schedule of the config."""
-        from solo_ext.host.release_1_0_2.optim import configure_optimizers
-
         return configure_optimizers(self)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:

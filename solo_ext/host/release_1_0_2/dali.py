@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from solo_ext.config.schema import DALI, Augmentation, RunConfig
-from solo_ext.data.fixed import statistics
+from solo_ext.data.transforms import statistics
 from solo_ext.host.dali_loader import DALILoader, open_reader
 
 upstream: Any = importlib.import_module("solo.utils.dali_dataloader")

@@ -8,11 +8,16 @@ from functools import partial
 from typing import Any
 
 import torch
+from timm.optim.lars import Lars
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
-from solo_ext.host.release_1_0_2.base import OPTIMIZERS
-
 Group = dict[str, Any]
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "lars": Lars,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 
 
 def configure_optimizers(module: Any) -> Any:

@@ -21,10 +21,10 @@ from solo_ext.config.schema import Images as ImagesSection
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, first_line, nearest
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.fixed import STATISTICS, fixed_view
 from solo_ext.data.images import Split, class_names, images_fingerprint, open_images
 from solo_ext.data.loaders import FixedLoader, fixed_loader
 from solo_ext.data.reading import Images, Skipping, name_of, targets_of
+from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.lab.evaluation.features import (
     ALONE,
     Features,

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from solo_ext.core.files import atomic_write, check_regular
+from solo_ext.core.files import atomic_write, open_regular
 from solo_ext.data.fixed import eval_mode
 
 BatchProgress = Callable[[int, int], None]
@@ -282,7 +282,7 @@ class FeatureStore:
     def _read(self, file: Path) -> Rows | None:
         """The rows of a file; ``None`` if it is missing, damaged, or of another set."""
         try:
-            check_regular(file)
+            open_regular(file).close()
             with safe_open(file, "pt") as opened:
                 about = opened.metadata() or {}
                 features, targets = opened.get_tensor("features"), opened.get_tensor("targets")

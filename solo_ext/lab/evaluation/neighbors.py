@@ -13,7 +13,7 @@ from torch import Tensor
 from solo_ext.config.schema import Seed
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import PositiveInt
-from solo_ext.data.fixed import FixedView
+from solo_ext.data.transforms import FixedView
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.map import save_picture, seeded_sample, shortened
 from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row

@@ -15,9 +15,9 @@ from solo_ext import host
 from solo_ext.config.check import check_method_kwargs, check_run
 from solo_ext.config.schema import DALI, Data, Momentum, RunConfig
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.data.fixed import STATISTICS
 from solo_ext.data.images import class_names, open_images
 from solo_ext.data.reading import Images
+from solo_ext.data.transforms import STATISTICS
 from solo_ext.host.dali_loader import check_dali
 from solo_ext.lab.evaluation.context import same_classes
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS, check_builtin
@@ -65,7 +65,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
 
     Raises:
         ConfigError: anything that would fail, or silently do something else.
-        HostError: solo-learn is missing.
+        UserError: solo-learn is missing.
 
     >>> from tempfile import mkdtemp
     >>> from PIL import Image

@@ -30,9 +30,8 @@ from solo_ext.core.errors import (
     logged,
 )
 from solo_ext.core.files import locked, write_text
-from solo_ext.data.folders import ClassFolders
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
-from solo_ext.data.reading import unwrapped
+from solo_ext.data.reading import ImageFiles, unwrapped
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.host.patches import announce, repairs_for, select_for_run
 from solo_ext.lab.evaluation.online import OnlineEvaluation
@@ -214,7 +213,8 @@ def _refuse_among_images(run_dir: Path, prepared: Prepared) -> None:
     """Refuses a run directory in a folder of class folders, which it would be one of."""
     data, place = prepared.run.data, Path(os.path.realpath(run_dir))
     for path, images in ((data.train_path, prepared.train), (data.val_path, prepared.val)):
-        folders = isinstance(unwrapped(images, ())[0], ClassFolders)
+        source, _ = unwrapped(images, ())
+        folders = isinstance(source, ImageFiles) and source.classes
         if path and folders and place.is_relative_to(os.path.realpath(path)):
             raise UserError(
                 f"run directory {str(run_dir)!r}: it lies in {path!r}, whose folders are the "
