@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,10 @@ from solo_ext.lab.experiments.launchers import (
 )
 from solo_ext.lab.experiments.plan import make_plan
 from solo_ext.lab.experiments.records import Record
-from solo_ext.lab.experiments.report import write_report
+from solo_ext.lab.experiments.report import differences_table, scores_table, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.settings import BenchmarkSettings, read_benchmark
-from solo_ext.lab.experiments.statistics import Estimate, differences, estimate, mean_of
-from solo_ext.lab.experiments.tables import mean_and_deviation, mean_and_interval
 from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
 
 
@@ -141,43 +138,25 @@ def demo(args: argparse.Namespace) -> dict[str, Any]:
     _progress(settings.about)
     launcher = LocalLauncher(None, settings.threads)
     records, failed = run_benchmark(settings, make_plan(settings), out, launcher, _progress)
-    failures = _failures(failed)
-    results = Results(settings, records)
-    scores: dict[str, dict[str, Estimate | None]] = {}
-    compared: dict[str, dict[str, Estimate | None]] = {}
-    for place in results.places():
-        for row in results.rows(place):
-            label, measures = results.label(row), results.measures
-            scores[label] = {m: mean_of(results, place, row, m) for m in measures}
-            for base in settings.rows[row].bases:
-                compared[f"{label} minus {results.label(base)}"] = {
-                    m: estimate(differences(results, place, row, base, m)) for m in measures
-                }
-    page = str(write_report(out)[1]) if records else None
-    seconds = round(time.monotonic() - begin, 1)
+    done = {"about": settings.about, "failed": _failures(failed)}
+    if not records:
+        return done
     if not args.json:
-        table = Table("", "n", *(measure.replace("_", " ") for measure in results.measures))
-        for lines, write in ((scores, mean_and_deviation), (compared, mean_and_interval)):
-            for name, held in lines.items():
-                count = max((one.count for one in held.values() if one), default=0)
-                cells = [write(one).replace(" (", "\n(") for one in held.values()]
-                table.add_row(Text(name), str(count), *cells)
-            table.add_section()
-        Console(highlight=False).print(table)
+        _show_scores(Results(settings, records))
     say(args, "Percent: mean ± deviation over seeds; differences paired by seed, 95 % interval.")
-    say(args, f"{seconds:.0f} s; report: {page}")
-    return {
-        "about": settings.about,
-        "scores": _plain(scores),
-        "differences": _plain(compared),
-        "report": page,
-        "seconds": seconds,
-        "failed": failures,
-    }
+    return {**done, **_written(args, out, None), "seconds": round(time.monotonic() - begin, 1)}
 
 
-def _plain(lines: dict[str, dict[str, Estimate | None]]) -> dict[str, dict[str, Any]]:
-    return {name: {m: e and asdict(e) for m, e in held.items()} for name, held in lines.items()}
+def _show_scores(results: Results) -> None:
+    """The report's tables, without what the runs cost."""
+    (place,), measures = results.places(), results.measures
+    table = Table("", *(measure.replace("_", " ") for measure in measures))
+    for found in (scores_table(results, place), differences_table(results, place)):
+        columns = [0, *(found.head.index(measure) for measure in measures)]
+        for line in found.rows:
+            table.add_row(*(Text(line[column].replace(" (", "\n(")) for column in columns))
+        table.add_section()
+    Console(highlight=False).print(table)
 
 
 def _failures(failed: dict[str, str]) -> list[dict[str, str]]:

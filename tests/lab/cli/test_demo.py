@@ -69,12 +69,8 @@ def test_interrupted_and_begun_again(tmp_path: Path) -> None:
     assert second.returncode == 0, progress
     shown = json.loads(text)
     assert "results/digits" in shown["about"]
-    assert list(shown["scores"]) == ["teacher", "SimCLR", "SEED"]
-    for scores in shown["scores"].values():
-        assert set(scores) == {"linear", "lowshot_10_per_class", "knn"}
-        assert all(10 < one["mean"] <= 100 for one in scores.values())
-    assert list(shown["differences"]) == ["SEED minus SimCLR"]
+    assert shown["failed"] == []
     # Where there is no terminal, a line for each run.
     assert "3/3  " in progress
     assert {r["row"] for r in read_records(out)} == {"teacher", "simclr", "seed"}
-    assert "SEED minus SimCLR" in Path(shown["report"]).read_text()
+    assert "SEED minus SimCLR" in Path(shown["written"][1]).read_text()

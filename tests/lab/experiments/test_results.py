@@ -159,13 +159,13 @@ def test_a_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("damaged", ["", "{}", json.dumps(record("a", 1))])
+@pytest.mark.parametrize("damaged", ["", "{}"])
 def test_a_damaged_record_of_a_run_is_named(tmp_path: Path, damaged: str) -> None:
     planned: Any = SimpleNamespace(folder="digits-simclr-0-abc", key="abc")
     file = tmp_path / run.RUNS / planned.folder / run.RECORD
     file.parent.mkdir(parents=True)
     file.write_text(damaged)
-    with pytest.raises(UserError, match=r"not a record of this run .*; remove it"):
+    with pytest.raises(UserError, match=r"record\.json' cannot be read"):
         run._collect(tmp_path, [planned], {})
 
 
