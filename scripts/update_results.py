@@ -17,11 +17,10 @@ from xml.sax.saxutils import escape
 
 from solo_ext.core.files import write_text
 from solo_ext.lab.experiments.records import SETTINGS
-from solo_ext.lab.experiments.report import claims_table, escaped, markdown_table
+from solo_ext.lab.experiments.report import claims_table, mean_and_deviation
 from solo_ext.lab.experiments.results import Results, read_results
-from solo_ext.lab.experiments.statistics import mean_of, verdicts
-from solo_ext.lab.experiments.tables import mean_and_deviation
-from solo_ext.lab.pages import Table
+from solo_ext.lab.experiments.verdicts import verdicts
+from solo_ext.lab.pages import Table, escaped, markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "index.md"
@@ -112,7 +111,7 @@ def _compact(results: Results) -> Table:
     for row in rows:
         cells = []
         for place, measure in columns:
-            found = mean_of(results, place, row, measure)
+            found = results.mean(place, row, measure)
             cells.append(mean_and_deviation(found, len(results.settings.seeds)))
         lines.append([results.label(row), *cells])
     one = len(results.places()) == 1
@@ -149,7 +148,7 @@ OURS, OTHERS = "#c2410c", "#37474f"
 def picture(results: Results) -> str:
     """A dot and a line of one deviation to each side for every row's first score, as SVG."""
     place, measure = results.places()[0], results.measures[0]
-    means = {row: mean_of(results, place, row, measure) for row in results.rows(place)}
+    means = {row: results.mean(place, row, measure) for row in results.rows(place)}
     found = {row: mean for row, mean in means.items() if mean is not None}
     rows = sorted(found, key=lambda row: -found[row].mean)
     low, high = 5 * math.floor(min(x.mean - (x.deviation or 0) for x in found.values()) / 5), 100

@@ -1,6 +1,6 @@
-"""Report pages: sections of paragraphs, tables and figures become one HTML file.
+"""Reports: sections of paragraphs, tables and figures become one HTML file, or Markdown.
 
-The page loads nothing else and runs no script. Its template is ``page.html.jinja`` beside this
+The HTML loads nothing else and runs no script. Its template is ``page.html.jinja`` beside this
 file; jinja2 escapes every text.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -115,6 +116,69 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
     return _TEMPLATES.get_template("page.html.jinja").render(
         title=title, sections=sections, links=links if len(links) > 1 else []
     )
+
+
+def render_markdown(title: str, sections: Sequence[Section]) -> str:
+    """The report as Markdown of GitHub's flavour, without its figures.
+
+    >>> print(render_markdown("Digits", [Section("kNN", [Bullets(["*a*", "- b"])])]))
+    # Digits
+    <BLANKLINE>
+    ## kNN
+    <BLANKLINE>
+    - \\*a\\*
+    - \\- b
+    <BLANKLINE>
+    """
+    parts = [f"# {escaped(title)}"]
+    for section in sections:
+        if section.title:
+            parts.append(f"{'#' * section.level} {escaped(section.title)}")
+        parts += filter(None, map(_markdown, section.blocks))
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    match block:
+        case Paragraph(text):
+            return _as_paragraph(text)
+        case Bullets(items):
+            return "\n".join(f"- {_as_paragraph(item)}" for item in items)
+        case Table():
+            return markdown_table(block)
+    # Figures are in the page alone.
+    return ""
+
+
+def markdown_table(table: Table) -> str:
+    """Markdown of one table.
+
+    >>> print(markdown_table(Table(["Row", "kNN"], [["pcl", "91.5"]], numeric=frozenset({1}))))
+    | Row | kNN |
+    | --- | --: |
+    | pcl | 91.5 |
+    """
+    rule = ["--:" if column in table.numeric else "---" for column in range(len(table.head))]
+    lines = [[escaped(name) for name in table.head], rule]
+    for number, row in enumerate(table.rows):
+        marks = ["**" if (number, column) in table.bold else "" for column in range(len(row))]
+        lines.append([f"{m}{escaped(cell)}{m}" for m, cell in zip(marks, row, strict=True)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """Escapes text so that Markdown shows it unchanged, on one line.
+
+    >>> print(escaped("a_b is *not* <b>"))
+    a_b is \\*not\\* &lt;b&gt;
+    """
+    plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", lambda found: "\\" + found[0], plain)
+
+
+def _as_paragraph(text: str) -> str:
+    """Escapes a beginning that would turn the text into a list or a heading."""
+    return re.sub(r"^(\d*)([-+#.)])", r"\1\\\2", escaped(text))
 
 
 def plain_text() -> AbstractContextManager[None]:

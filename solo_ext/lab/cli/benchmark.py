@@ -22,11 +22,10 @@ from solo_ext.lab.experiments.launchers import (
 )
 from solo_ext.lab.experiments.plan import make_plan
 from solo_ext.lab.experiments.records import Record
-from solo_ext.lab.experiments.report import write_report
+from solo_ext.lab.experiments.report import differences_table, scores_table, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.settings import BenchmarkSettings, read_benchmark
-from solo_ext.lab.experiments.tables import differences_table, scores_table
 from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
 
 
@@ -145,12 +144,11 @@ def _demo(args: argparse.Namespace) -> dict[str, Any]:
     for name, rows in tables.items():
         if rows:
             show(args, name, rows)
-    page = str(write_report(out)[1]) if records else None
-    seconds = round(time.monotonic() - begin, 1)
     say(args, "Percent: mean ± deviation over seeds; differences paired by seed, 95 % interval.")
-    say(args, f"{seconds:.0f} s; report: {page}")
-    document = {"about": settings.about, "report": page, "seconds": seconds, "failed": failures}
-    return {**document, **tables}
+    written = _written(args, out, None) if records else {}
+    seconds = round(time.monotonic() - begin, 1)
+    say(args, f"{seconds:.0f} s")
+    return {"about": settings.about, "seconds": seconds, "failed": failures, **written, **tables}
 
 
 def _failures(failed: dict[str, str]) -> list[dict[str, str]]:

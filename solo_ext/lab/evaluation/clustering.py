@@ -20,7 +20,7 @@ from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
 
 
-def cluster_scores(targets: Tensor, assignments: Tensor) -> dict[str, float]:
+def _cluster_scores(targets: Tensor, assignments: Tensor) -> dict[str, float]:
     """Agreement of clusters with classes, in percent.
 
     Args:
@@ -32,10 +32,6 @@ def cluster_scores(targets: Tensor, assignments: Tensor) -> dict[str, float]:
         the adjusted Rand index; ``accuracy`` of the best one-to-one matching of clusters to classes
         (Hungarian method), where rows of unmatched clusters are wrong; ``purity``, the share of
         rows that are of the most frequent class of their cluster.
-
-    >>> import torch
-    >>> cluster_scores(torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 3, 3]))["accuracy"]
-    100.0
     """
     classes, clusters = targets.cpu().numpy(), assignments.cpu().numpy()
     table = contingency_matrix(classes, clusters)
@@ -71,7 +67,7 @@ class Clusters(FeatureProtocol):
 
     def measure(self, features: Features) -> list[Row]:
         """One row per k: means and sample deviations over seeds, in percent."""
-        rows, targets = features.test if self.split == "test" else features.train
+        rows, targets = getattr(features, self.split)
         if self.k is None and features.num_classes < 2:
             problem = "there is one class, which any clusters agree with"
             raise ConfigError("k", None, problem, "give k")
@@ -90,7 +86,7 @@ class Clusters(FeatureProtocol):
                 clusters = kmeans(
                     unit, k, restarts=self.restarts, iterations=self.iterations, seed=seed
                 )
-                scores.append(cluster_scores(targets, clusters.assignments))
+                scores.append(_cluster_scores(targets, clusters.assignments))
             row: Row = {"k": k, "seeds": self.seeds}
             for name in scores[0]:
                 values = [s[name] for s in scores]

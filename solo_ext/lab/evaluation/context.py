@@ -37,17 +37,8 @@ from solo_ext.lab.evaluation.features import (
 from solo_ext.lab.evaluation.models import EvalData, EvalRun, Model, open_model
 
 logger = logging.getLogger(__name__)
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], object]
 """Called with the name of a task, and how many of its batches are done and how many there are."""
-
-
-def no_progress(task: str, done: int, total: int) -> None:
-    """Shows nothing.
-
-    >>> no_progress("train", done=1, total=10)
-    """
-
-
 _TORCHVISION = {
     "cifar10": "cifar-10-batches-py",
     "cifar100": "cifar-100-python",
@@ -86,7 +77,7 @@ class EvalContext:
     test: Images
     device: str
     out: Path
-    progress: Progress = no_progress
+    progress: Progress = lambda *_: None
     ranks: Ranks = ALONE
     unreadable: dict[str, list[str]] = field(default_factory=dict)
 
@@ -115,7 +106,7 @@ class EvalContext:
         """Batches ``(images, targets)`` of the fixed view, in order, each image once."""
         return fixed_loader(self.cfg, images, batch_size=self.settings.batch_size)
 
-    def report(self, what: str) -> Callable[[int, int], None]:
+    def report(self, what: str) -> Callable[[int, int], object]:
         """Progress of one task: a function of the number of batches done and in all."""
         return partial(self.progress, what)
 
@@ -160,14 +151,6 @@ class EvalContext:
         return replace(
             self, settings=settings, cfg=cfg, train=train, test=test, out=out, unreadable={}
         )
-
-    def alone(self) -> EvalContext:
-        """The same, with its features if they are there, without waiting for other processes."""
-        if self.ranks == ALONE:
-            return self
-        found = copy.copy(self)
-        found.ranks = ALONE
-        return found
 
     def _features(self, split: Split, images: Images) -> Rows:
         backbone, report, device = self.model.backbone, self.report(split), self.device
@@ -215,7 +198,7 @@ class EvalContext:
 
 
 def open_context(
-    model: str | Model, settings: EvalRun, progress: Progress = no_progress
+    model: str | Model, settings: EvalRun, progress: Progress = lambda *_: None
 ) -> EvalContext:
     """Loads a model, unless it is one, and opens the images that its config names.
 
@@ -270,7 +253,7 @@ def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
         data["num_workers"] = settings.num_workers
     size, (mean, std) = fixed_view(trained)
     view = Crop(crop_size=settings.crop_size or size, mean=list(mean), std=list(std))
-    dali = DALI(device=settings.dali.device or (trained.dali or DALI()).device)
+    dali = settings.dali or trained.dali or DALI()
     update = {"data": ImagesSection(**data), "augmentations": [view], "dali": dali}
     return trained.model_copy(update=update)
 

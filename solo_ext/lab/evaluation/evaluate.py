@@ -11,7 +11,7 @@ from pydantic import create_model
 
 from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.lab.evaluation.context import Progress, no_progress, open_context
+from solo_ext.lab.evaluation.context import Progress, open_context
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.protocol import Protocol, measure
 from solo_ext.lab.evaluation.transfer import ON_ONE_DATA_SET, Transfer
@@ -26,7 +26,7 @@ def evaluate(
     path: Path | str,
     protocol: str,
     settings: Mapping[str, Any] | None = None,
-    progress: Progress = no_progress,
+    progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
     """Measures a model with one protocol.
 

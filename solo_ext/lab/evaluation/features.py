@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from solo_ext.core.files import atomic_write, open_regular
 from solo_ext.data.fixed import eval_mode
 
-BatchProgress = Callable[[int, int], None]
+BatchProgress = Callable[[int, int], object]
 Rows = tuple[Tensor, Tensor]
 """Features (n, D) and their classes (n,), int64."""
 Batches = Callable[[Sequence[int]], Generator[Rows]]

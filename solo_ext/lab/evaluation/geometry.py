@@ -23,7 +23,7 @@ _DEAD = 1e-4
 
 
 @torch.no_grad()
-def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
+def _feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
     """Measures the spread of features, by n^2 D operations.
 
     Args:
@@ -43,10 +43,6 @@ def feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
     Source:
         Effective rank: Garrido et al., ICML 2023, arXiv 2210.02885. Alignment and uniformity: Wang
         and Isola, ICML 2020, arXiv 2005.10242. Deviation: Chen and He, CVPR 2021, arXiv 2011.10566.
-
-    >>> found = feature_geometry(torch.eye(4), torch.tensor([0, 0, 1, 1]))
-    >>> round(found["effective_rank"], 3), round(found["class_alignment"], 3)
-    (4.0, 2.0)
     """
     x = features.float()
     deviations = x.std(dim=0, correction=0)
@@ -109,8 +105,8 @@ class FeatureSpace(FeatureProtocol):
     seed: NonNegativeInt = 0
 
     def measure(self, features: Features) -> list[Row]:
-        """One row: the numbers of :func:`feature_geometry`, with ``None`` instead of nan."""
-        rows, targets = features.test if self.split == "test" else features.train
+        """One row, with ``None`` instead of nan."""
+        rows, targets = getattr(features, self.split)
         if len(rows) < 2:
             other = "train" if self.split == "test" else "test"
             raise ConfigError(
@@ -123,7 +119,7 @@ class FeatureSpace(FeatureProtocol):
             generator = torch.Generator().manual_seed(self.seed)
             drawn = torch.randperm(len(rows), generator=generator)[: self.samples]
             rows, targets = rows[drawn], targets[drawn]
-        found = feature_geometry(rows, targets)
+        found = _feature_geometry(rows, targets)
         plain = {k: None if math.isnan(v) else v for k, v in found.items()}
         return [{"images": len(rows), "dimensions": rows.shape[1], **plain}]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import MinLen
-from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import PositiveFloat, PositiveInt
-from solo_ext.lab.evaluation.features import Features, Rows
+from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
 from solo_ext.memory.knn import cosines, inverse_norms, knn_accuracy
 
@@ -53,59 +51,6 @@ class KNN(FeatureProtocol):
         return {"acc1": float(chosen["acc1"])}
 
 
-@torch.no_grad()
-def retrieval_scores(
-    queries: Tensor, targets: Tensor, gallery: Rows | None, ks: Sequence[int]
-) -> Row:
-    """Ranks a gallery by cosine for every query; rows of the query's class are relevant.
-
-    Average precision is ``mean_{relevant r} |{relevant up to rank r}| / rank(r)`` over the whole
-    ranking. Equal similarities keep the order of the gallery. Queries are processed in blocks.
-
-    Args:
-        queries: (n, D).
-        targets: (n,) classes.
-        gallery: features (m, D) and classes (m,); ``None``: the other queries.
-        ks: ranks for recall.
-
-    Returns:
-        In percent ``map``, the mean average precision, and ``recall_<k>``, the queries with a
-        relevant row among the first k; ``queries`` that have one at all: others are left out.
-
-    Raises:
-        ValueError: no query has a relevant row.
-
-    >>> x, y = torch.eye(2).repeat(3, 1), torch.arange(2).repeat(3)
-    >>> retrieval_scores(x, y, None, ks=[1])
-    {'map': 100.0, 'recall_1': 100.0, 'queries': 6}
-    """
-    alone = gallery is None
-    rows, labels = (queries, targets) if gallery is None else gallery
-    scale, size = inverse_norms(rows), max(1, _MAX_ELEMENTS // len(rows))
-    precision = torch.zeros((), dtype=torch.float64, device=rows.device)
-    hits = {k: torch.zeros((), dtype=torch.int64, device=rows.device) for k in ks}
-    count = torch.zeros((), dtype=torch.int64, device=rows.device)
-    for start in range(0, len(queries), size):
-        similarity = cosines(queries[start : start + size], rows, scale)
-        if alone:
-            # Mask the query itself: it sorts last and is sliced off.
-            similarity.diagonal(start).fill_(float("-inf"))
-        order = similarity.argsort(dim=1, descending=True, stable=True)[:, : len(rows) - alone]
-        relevant = labels[order] == targets[start : start + size, None]
-        ranks = torch.arange(1, order.shape[1] + 1, device=rows.device)
-        share = relevant.cumsum(1) / ranks
-        average = (share * relevant).sum(1, dtype=torch.float64) / relevant.sum(1).clamp_min(1)
-        precision += average.sum()
-        count += relevant.any(1).sum()
-        for k in ks:
-            hits[k] += relevant[:, :k].any(1).sum()
-    total = int(count)
-    if not total:
-        raise ValueError("no query shares its class with a row of the gallery")
-    recalls = {f"recall_{k}": 100 * int(hit) / total for k, hit in hits.items()}
-    return {"map": 100 * float(precision) / total, **recalls, "queries": total}
-
-
 class Retrieval(FeatureProtocol):
     """Settings of ``eval retrieval``: test images are the queries, ``gallery`` is ranked.
 
@@ -121,19 +66,43 @@ class Retrieval(FeatureProtocol):
     k: Annotated[list[PositiveInt], MinLen(1)] = [1, 5, 10]
     gallery: Literal["test", "train"] = "test"
 
+    @torch.no_grad()
     def measure(self, features: Features) -> list[Row]:
-        """One row: ``map`` and ``recall_<k>`` in percent, and the number of ``queries``."""
-        gallery = None if self.gallery == "test" else features.train
-        try:
-            found = retrieval_scores(*features.test, gallery, self.k)
-        except ValueError as error:
-            other = "train" if self.gallery == "test" else "test"
-            raise ConfigError(
-                "gallery",
-                self.gallery,
-                str(error),
-                f"give more images of a class, or take gallery={other}",
-            ) from error
+        """One row: ``map``, ``recall_<k>`` in percent, and the number of ``queries``.
+
+        The gallery is ranked by cosine for every query; rows of the query's class are relevant.
+        Average precision is ``mean_{relevant r} |{relevant up to rank r}| / rank(r)`` over the
+        whole ranking, recall the share of queries with a relevant row among the first k. Equal
+        similarities keep the order of the gallery. Queries without a relevant row are left out.
+        """
+        (queries, targets), (rows, labels) = features.test, getattr(features, self.gallery)
+        alone = self.gallery == "test"
+        scale, size = inverse_norms(rows), max(1, _MAX_ELEMENTS // len(rows))
+        precision = torch.zeros((), dtype=torch.float64, device=rows.device)
+        hits = {k: torch.zeros((), dtype=torch.int64, device=rows.device) for k in self.k}
+        count = torch.zeros((), dtype=torch.int64, device=rows.device)
+        for start in range(0, len(queries), size):
+            similarity = cosines(queries[start : start + size], rows, scale)
+            if alone:
+                # Mask the query itself: it sorts last and is sliced off.
+                similarity.diagonal(start).fill_(float("-inf"))
+            order = similarity.argsort(dim=1, descending=True, stable=True)[:, : len(rows) - alone]
+            relevant = labels[order] == targets[start : start + size, None]
+            ranks = torch.arange(1, order.shape[1] + 1, device=rows.device)
+            share = relevant.cumsum(1) / ranks
+            average = (share * relevant).sum(1, dtype=torch.float64) / relevant.sum(1).clamp_min(1)
+            precision += average.sum()
+            count += relevant.any(1).sum()
+            for k in self.k:
+                hits[k] += relevant[:, :k].any(1).sum()
+        total = int(count)
+        if not total:
+            problem = "no query shares its class with a row of the gallery"
+            other = "train" if alone else "test"
+            remedy = f"give more images of a class, or take gallery={other}"
+            raise ConfigError("gallery", self.gallery, problem, remedy)
+        recalls = {f"recall_{k}": 100 * int(hit) / total for k, hit in hits.items()}
+        found = {"map": 100 * float(precision) / total, **recalls, "queries": total}
         return [{"gallery": self.gallery, **found}]
 
     @classmethod

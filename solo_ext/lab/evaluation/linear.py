@@ -160,17 +160,13 @@ def holdout_mask(labels: npt.NDArray[np.int64], holdout: float, seed: int) -> Te
     return torch.from_numpy(held)
 
 
-def labelled_draw(
+def _labelled_draw(
     labels: npt.NDArray[np.int64], classes: Sequence[int], amount: int | float, seed: int, draw: int
 ) -> Tensor:
     """Indices of drawn rows, class by class: ``amount`` of each, or a share of it as a float.
 
     A draw depends only on the labels and on (seed, draw), so models whose features are in the same
     order are compared on the same rows. Within a draw, larger amounts contain the smaller ones.
-
-    >>> labels = np.array([0, 1, 0, 1, 0])
-    >>> labels[labelled_draw(labels, [0, 1], 2, seed=0, draw=0)].tolist()
-    [0, 0, 1, 1]
     """
     rng = np.random.default_rng((seed, draw))
     chosen = []
@@ -254,7 +250,7 @@ class LowShot(FeatureProtocol):
         probe = Linear(**settings)
         scores, count, labels = [], 0, y.cpu().numpy()
         for draw in range(self.draws):
-            rows = labelled_draw(labels, range(features.num_classes), amount, self.seed, draw)
+            rows = _labelled_draw(labels, range(features.num_classes), amount, self.seed, draw)
             count = len(rows)
             found = probe.probe((x[rows], y[rows]), features.test)
             scores.append(found["acc1"])

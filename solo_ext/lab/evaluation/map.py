@@ -73,10 +73,10 @@ class FeatureMap(BackboneProtocol):
         count, report = min(_NEIGHBOURS, max(1, (len(x) - 1) // 2)), context.report("maps")
         rows: list[Row] = []
         for done, method in enumerate(dict.fromkeys(self.methods), start=1):
-            points, axes = self.points(x, method)
+            points, axes = self._points(x, method)
             title = f"{_TITLES[method]} of {context.title}, {about}"
             picture = f"map_{method}.png"
-            save_picture(draw_map(points, targets, names, title, axes), context.out / picture)
+            save_picture(_draw_map(points, targets, names, title, axes), context.out / picture)
             kept = round(float(trustworthiness(x, points, n_neighbors=count)), 4)
             row: Row = {"method": method, "images": len(drawn), "trustworthiness": kept}
             rows.append({**row, "picture": picture})
@@ -88,7 +88,7 @@ class FeatureMap(BackboneProtocol):
         """Trustworthiness of each method."""
         return {f"trustworthiness_{r['method']}": float(r["trustworthiness"]) for r in rows}
 
-    def points(
+    def _points(
         self, x: npt.NDArray[np.float64], method: Method
     ) -> tuple[npt.NDArray[np.float64], tuple[str, str]]:
         """Lays out L2-normalised features (n, D): (n, 2), and names of the axes if they have some.
@@ -96,10 +96,6 @@ class FeatureMap(BackboneProtocol):
         PCA (Hotelling, 1933); t-SNE (van der Maaten and Hinton, JMLR 2008) of the first 50
         principal components, starting at the first two; UMAP (McInnes et al., 2018, arXiv
         1802.03426). The perplexity is at most a third of the number of images.
-
-        >>> points, axes = FeatureMap().points(np.eye(8), "pca")
-        >>> points.shape, axes
-        ((8, 2), ('component 1 (14% of variance)', 'component 2 (14%)'))
         """
         if method == "pca":
             pca = PCA(2, svd_solver="full")
@@ -131,20 +127,14 @@ class FeatureMap(BackboneProtocol):
             return np.asarray(layout.fit_transform(x), dtype=np.float64), ("", "")
 
 
-def draw_map(
+def _draw_map(
     points: npt.NDArray[np.float64],
     targets: npt.NDArray[np.int64],
     classes: Sequence[str],
     title: str,
     axes: tuple[str, str] = ("", ""),
 ) -> Figure:
-    """The picture of points (n, 2): a colour and shape per class, and their names in a legend.
-
-    >>> corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1.0]])
-    >>> figure = draw_map(corners, np.array([0, 0, 1, 1]), ["cat", "dog"], "PCA")
-    >>> [text.get_text() for text in figure.legends[0].get_texts()]
-    ['cat', 'dog']
-    """
+    """The picture of points (n, 2): a colour and shape per class, and their names in a legend."""
     present = np.unique(targets).tolist()
     columns = -(-len(present) // _LEGEND_ROWS)
     looks: dict[int, Any] = {

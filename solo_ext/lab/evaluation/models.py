@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from solo_ext import host
 from solo_ext.config.schema import (
+    DALI,
     Backbone,
     Batch,
     CommonConfig,
@@ -47,18 +48,8 @@ class EvalData(Section):
     unreadable: Literal["refuse", "skip"] | None = None
 
 
-class EvalDALI(Section):
-    """``dali`` of an evaluation; by default as in pretraining, else ``gpu``.
-
-    >>> EvalDALI(device="cpu")
-    EvalDALI(device='cpu')
-    """
-
-    device: Literal["cpu", "gpu"] | None = None
-
-
 class EvalRun(Section):
-    """Settings that every protocol shares.
+    """Settings that every protocol shares; by default as in pretraining.
 
     ``pretrained``, ``model_seed`` and ``model_kwargs`` are for models of timm.
 
@@ -67,7 +58,7 @@ class EvalRun(Section):
     """
 
     data: EvalData = EvalData()
-    dali: EvalDALI = EvalDALI()
+    dali: DALI | None = None
     crop_size: PositiveInt | None = None
     batch_size: PositiveInt | None = None
     num_workers: NonNegativeInt | None = None

@@ -51,20 +51,20 @@ class Neighbors(BackboneProtocol):
         (bank, labels), (x, targets) = context.features.train, context.features.test
         if len(bank) < self.k:
             raise ConfigError("k", self.k, f"there are {len(bank)} training images", "take fewer")
-        places, similarities = nearest(x.to(context.device), bank.to(context.device), self.k)
+        places, similarities = _nearest(x.to(context.device), bank.to(context.device), self.k)
         precision = 100.0 * float((labels[places] == targets[:, None]).float().mean())
         view, names = FixedView(context.cfg.augmentations[0].crop_size), context.class_names
         grid = []
         for query in seeded_sample(targets, self.queries, self.seed).tolist():
             image, own = context.test[query]
-            row = [Shown(view(image.convert("RGB")), names[own])]
+            row = [_Shown(view(image.convert("RGB")), names[own])]
             for place, cosine in zip(places[query], similarities[query].tolist(), strict=True):
                 image, target = context.train[int(place)]
                 right = target == own
-                row.append(Shown(view(image.convert("RGB")), names[target], cosine, right))
+                row.append(_Shown(view(image.convert("RGB")), names[target], cosine, right))
             grid.append(row)
         about = f"{context.title}: precision at {self.k} over the test split {precision:.1f} %"
-        save_picture(draw_grid(grid, about), context.out / FILE)
+        save_picture(_draw_grid(grid, about), context.out / FILE)
         return [{"queries": len(grid), "k": self.k, "precision": precision, "picture": FILE}]
 
     @classmethod
@@ -74,12 +74,8 @@ class Neighbors(BackboneProtocol):
 
 
 @torch.no_grad()
-def nearest(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Indices (n, k) of the rows with the largest cosines to each query, and the cosines.
-
-    >>> nearest(torch.tensor([[3.0, 1.0]]), torch.eye(2), k=2)[0]
-    tensor([[0, 1]])
-    """
+def _nearest(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Indices (n, k) of the rows with the largest cosines to each query, and the cosines."""
     scale = inverse_norms(bank)
     found = [
         cosines(part, bank, scale).topk(k, dim=1)
@@ -88,12 +84,8 @@ def nearest(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return torch.cat([f.indices for f in found]).cpu(), torch.cat([f.values for f in found]).cpu()
 
 
-class Shown(NamedTuple):
-    """An image, its class's name, similarity to the query, and whether it has the query's class.
-
-    >>> Shown(Image.new("RGB", (8, 8)), "dog", similarity=0.5, right=False).name
-    'dog'
-    """
+class _Shown(NamedTuple):
+    """An image, its class's name, similarity to the query, and whether it has the query's class."""
 
     image: Image.Image
     name: str
@@ -101,15 +93,10 @@ class Shown(NamedTuple):
     right: bool = True
 
 
-def draw_grid(rows: Sequence[Sequence[Shown]], title: str) -> Figure:
+def _draw_grid(rows: Sequence[Sequence[_Shown]], title: str) -> Figure:
     """Draws a row for each query, which comes first, with as many neighbours in all rows.
 
     Neighbours of the query's class have a green frame, the others none and a red name.
-
-    >>> grey = Image.new("RGB", (8, 8))
-    >>> figure = draw_grid([[Shown(grey, "cat"), Shown(grey, "dog", 0.5, False)]], "PCL")
-    >>> [plot.get_xlabel() for plot in figure.axes]
-    ['cat', 'dog\\n0.50']
     """
     columns = len(rows[0])
     with plain_text():

@@ -105,7 +105,7 @@ def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
         features = context.features
         return [] if context.ranks.rank else protocol.measure(features.to(context.device))
     assert isinstance(protocol, BackboneProtocol)
-    return [] if context.ranks.rank else protocol.run(context.alone())
+    return [] if context.ranks.rank else protocol.run(context)
 
 
 def protocols_of(

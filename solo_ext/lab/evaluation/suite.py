@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
@@ -24,11 +24,11 @@ from solo_ext import __version__
 from solo_ext.config.check import validated
 from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.files import locked, read_json, write_text
-from solo_ext.lab.evaluation.context import EvalContext, Progress, no_progress, open_context
+from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 from solo_ext.lab.evaluation.features import VERSION
 from solo_ext.lab.evaluation.models import EvalRun
-from solo_ext.lab.evaluation.protocol import FeatureProtocol, Protocol, files_of, measure
+from solo_ext.lab.evaluation.protocol import FeatureProtocol, Protocol, Row, files_of, measure
 from solo_ext.lab.pages import Block, Figure, Figures, Paragraph, Section, Table, render_page
 
 RECORD, PAGE, PICTURES = "eval_suite.json", "eval_suite.html", "eval_suite"
@@ -44,7 +44,7 @@ _FILES = ("picture", "files")
 def evaluate_suite(
     path: Path | str,
     settings: Mapping[str, Any] | None = None,
-    progress: Progress = no_progress,
+    progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:
     """Measures a model with several protocols.
 
@@ -119,24 +119,17 @@ class _Entry(TypedDict):
     protocol: str
     title: str
     settings: dict[str, Any]
-    key: NotRequired[str]
-    seconds: float
-
-
-class _Done(_Entry):
-    status: Literal["done"]
-    headline: dict[str, Any]
-    results: list[dict[str, Any]]
-
-
-class _Failed(_Entry):
-    status: Literal["failed"]
+    key: str
+    status: Literal["done", "failed"]
     error: str
+    headline: dict[str, float]
+    results: list[Row]
+    seconds: float
 
 
 class _Record(TypedDict):
     base: str
-    entries: list[_Done | _Failed]
+    entries: list[_Entry]
 
 
 class _Suite:
@@ -157,7 +150,7 @@ class _Suite:
                 "features": VERSION,
             }
         )
-        self.measured: dict[str, dict[str, Any]] = {}
+        self.measured: dict[str, _Entry] = {}
 
     def run(self, chosen: Mapping[str, Protocol]) -> dict[str, Any]:
         try:
@@ -174,9 +167,18 @@ class _Suite:
             record = self._write(chosen)
         return record
 
-    def _entry(self, name: str, protocol: Protocol) -> dict[str, Any]:
-        entry: dict[str, Any] = {"protocol": name, "title": protocol.title}
-        entry["settings"] = protocol.model_dump()
+    def _entry(self, name: str, protocol: Protocol) -> _Entry:
+        entry: _Entry = {
+            "protocol": name,
+            "title": protocol.title,
+            "settings": protocol.model_dump(),
+            "key": "",
+            "status": "failed",
+            "error": "",
+            "headline": {},
+            "results": [],
+            "seconds": 0.0,
+        }
         begin = time.monotonic()
         try:
             further = _known(protocol.depends_on(self.context))
@@ -193,10 +195,11 @@ class _Suite:
         except Exception as error:
             # The others continue. A UserError is a sentence; another error needs its type.
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            entry |= {"status": "failed", "error": kind + first_line(error)}
+            entry["error"] = kind + first_line(error)
         else:
             entry |= {"status": "done", "headline": protocol.headline(rows), "results": rows}
-        return {**entry, "seconds": round(time.monotonic() - begin, 2)}
+        entry["seconds"] = round(time.monotonic() - begin, 2)
+        return entry
 
     @cached_property
     def no_features(self) -> Exception | None:
@@ -207,17 +210,17 @@ class _Suite:
             return error
         return None
 
-    def _earlier(self) -> dict[str, dict[str, Any]]:
+    def _earlier(self) -> dict[str, _Entry]:
         """Entries that were written for the same base, whatever their settings."""
         try:
             record = read_json(self.folder / RECORD, _Record)
         except (OSError, UserError):
             return {}
-        entries: list[Any] = record["entries"] if record["base"] == self.base else []
+        entries = record["entries"] if record["base"] == self.base else []
         return {e["protocol"]: e for e in entries if e["protocol"] in PROTOCOLS}
 
-    def _complete(self, entry: Mapping[str, Any], key: str) -> bool:
-        return (entry.get("key"), entry.get("status")) == (key, "done") and all(
+    def _complete(self, entry: _Entry, key: str) -> bool:
+        return (entry["key"], entry["status"]) == (key, "done") and all(
             (self.context.out / file).is_file() for file in files_of(entry["results"])
         )
 

@@ -143,14 +143,14 @@ class SupervisedProtocol(BackboneProtocol):
         """Trains a module; continues after the last finished epoch of an earlier, stopped call.
 
         Random numbers come from (seed, epoch), so that training in parts gives the same result.
-        Rates follow :func:`cosine_schedule`. With ``heads_only`` the module has linear classifiers
+        Rates follow :func:`_cosine_schedule`. With ``heads_only`` the module has linear classifiers
         alone, some of which may diverge. Returns the mean loss of the last epoch.
 
         Raises:
             UserError: loss or weights of an epoch are not finite.
         """
         device, steps, progress = context.device, len(loader), context.report(self.title)
-        schedule = cosine_schedule(optimizer, steps * self.epochs, round(steps * warmup_epochs))
+        schedule = _cosine_schedule(optimizer, steps * self.epochs, round(steps * warmup_epochs))
         scaled = self.precision == "16-mixed" and not heads_only
         scaler = torch.amp.GradScaler(torch.device(device).type, enabled=scaled)
         first, mean, checkpoint = 0, float("nan"), self.checkpoint(context)
@@ -200,16 +200,10 @@ def _loaded(checkpoint: Path) -> dict[str, Any] | None:
     return state
 
 
-def cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
+def _cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
     """timm's schedule by step: linear from 0 over ``warmup`` steps, then half a cosine to 0.
 
     Call ``step_update(n)`` before step n, counted from 0. A group's ``lr_scale`` is a factor.
-
-    >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    >>> schedule = cosine_schedule(optimizer, steps=10)
-    >>> schedule.step_update(5)
-    >>> round(optimizer.param_groups[0]["lr"], 6)
-    0.5
     """
     return CosineLRScheduler(
         optimizer,

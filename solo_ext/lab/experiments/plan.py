@@ -18,7 +18,7 @@ from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import names_fingerprint, open_images
 from solo_ext.lab.experiments.records import Kind
-from solo_ext.lab.experiments.settings import BenchmarkSettings, Row, check_rows
+from solo_ext.lab.experiments.settings import BenchmarkSettings, Row
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 
@@ -77,7 +77,7 @@ def make_plan(
     [('teacher', 0), ('simclr', 1), ('seed', 1)]
     """
     names = list(rows if rows is not None else settings.default_rows or settings.rows)
-    check_rows(settings, "--rows", names)
+    settings.check_rows("--rows", names)
     found: list[PlannedRun] = []
     trains = any(settings.rows[name].baseline is None for name in names)
     for dataset in settings.datasets:

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-
-from matplotlib.figure import Figure as Drawing
+from typing import Any
 
 from solo_ext.core.files import write_text
-from solo_ext.lab.experiments.records import SETTINGS
-from solo_ext.lab.experiments.results import Place, Results, read_results
-from solo_ext.lab.experiments.statistics import estimate, mean_of, verdicts
-from solo_ext.lab.experiments.tables import (
-    WHOSE,
-    differences_table,
-    environments_table,
-    expectation,
-    mean_and_interval,
-    protocols_table,
-    scores_table,
-    verdict_lines,
-    verdict_table,
-)
+from solo_ext.lab.experiments.charts import curve_figures, score_figures
+from solo_ext.lab.experiments.records import SETTINGS, Record
+from solo_ext.lab.experiments.results import WHOSE, Estimate, Place, Results, read_results
+from solo_ext.lab.experiments.settings import Hypothesis
+from solo_ext.lab.experiments.verdicts import Verdict, verdicts
 from solo_ext.lab.pages import (
     Block,
     Bullets,
-    Figure,
     Figures,
     Paragraph,
     Section,
     Table,
-    plain_text,
-    png_of,
+    render_markdown,
     render_page,
 )
 
-MOST_LINES = 8
-_COLOURS = dict(zip(WHOSE, ("C0", "C1", "C7", "C4"), strict=True))
+DASH = "\N{EN DASH}"
+_BEFORE_PATCHES = "momentum networks averaged in place, LARS and schedules of timm and torch"
+"""Patches that always applied when the oldest records were made, which do not name them."""
 
 
 def write_report(folder: Path, out: Path | None = None) -> list[Path]:
@@ -70,10 +60,10 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
     place = folder if out is None else out
     place.mkdir(parents=True, exist_ok=True)
     texts = {
-        "report.md": _render_markdown(title, sections),
+        "report.md": render_markdown(title, sections),
         "report.html": render_page(title, sections),
     }
-    lines = [line for results in every for line in verdict_lines(results, verdicts(results))]
+    lines = [line for results in every for line in _verdict_lines(results, verdicts(results))]
     if lines:
         texts["verdicts.json"] = json.dumps(lines, indent=1) + "\n"
     for name, text in texts.items():
@@ -91,7 +81,7 @@ def claims_table(every: Sequence[Results]) -> Table:
     lines = [
         [
             verdict.hypothesis.claim,
-            expectation(results, verdict.hypothesis),
+            _expectation(results, verdict.hypothesis),
             mean_and_interval(verdict.estimate),
             verdict.answer + (f" ({verdict.reason})" if verdict.reason else ""),
         ]
@@ -131,9 +121,9 @@ def benchmark_sections(results: Results) -> list[Section]:
     if settings.hypotheses:
         sections.append(_hypotheses(results))
     if results.records:
-        measured: list[Block] = [Paragraph(_MEASURED), protocols_table(results.records)]
+        measured: list[Block] = [Paragraph(_MEASURED), _protocols_table(results.records)]
         sections += [
-            Section("What ran where", [environments_table(results.records)]),
+            Section("What ran where", [_environments_table(results.records)]),
             Section("How each number is measured", measured),
         ]
     return sections
@@ -164,7 +154,7 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
         "Bold: the highest mean of the rows of solo_ext and solo-learn, of those with most seeds; "
         "whether it is apart from the others, the differences say.",
         scores_table(results, place),
-        Figures(_score_figures(results, place)),
+        Figures(score_figures(results, place)),
     )
     table = differences_table(results, place)
     if table.rows:
@@ -174,7 +164,7 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
             "An interval without 0 is one of many here: some of them leave out 0 by chance.",
             table,
         )
-    if results.measures and (curves := _curve_figures(results, place, results.measures[0])):
+    if results.measures and (curves := curve_figures(results, place, results.measures[0])):
         add(
             f"{results.measures[0]} while training",
             "Mean over seeds, at the epochs that every seed measured; seconds are of training "
@@ -220,7 +210,7 @@ def _hypotheses(results: Results) -> Section:
         )
     ]
     if found:
-        blocks.append(verdict_table(results, found))
+        blocks.append(_verdict_table(results, found))
     tested = {verdict.name for verdict in found}
     claims = []
     for name, hypothesis in results.settings.hypotheses.items():
@@ -232,147 +222,194 @@ def _hypotheses(results: Results) -> Section:
     return Section("Hypotheses", [*blocks, Bullets(claims)])
 
 
-def _score_figures(results: Results, place: Place) -> list[Figure]:
-    """For each measure, the seeds of each row with their mean and deviation."""
-    figures = []
-    for measure in results.measures:
-        held = {
-            row: list(scores.values())
-            for row in results.rows(place)
-            if (scores := results.scores(place, row, measure))
-        }
-        if not held:
-            continue
-        with plain_text():
-            # Not wider, so that a phone shows the text at 10 pixels.
-            drawing = Drawing(figsize=(4.5, 1.4 + 0.3 * len(held)), layout="constrained")
-            axes = drawing.subplots()
-            axes.grid(axis="x", alpha=0.3)
-            for height, (row, values) in enumerate(held.items()):
-                kind, found = results.kind(place, row), estimate(values)
-                assert found is not None
-                drawn = _COLOURS[kind]
-                axes.plot(values, [height] * len(values), "o", ms=4, alpha=0.35, color=drawn)
-                mean, deviation = found.mean, found.deviation
-                axes.errorbar(mean, height, xerr=deviation, fmt="o", color=drawn, label=WHOSE[kind])
-            axes.set_yticks(range(len(held)), [results.label(row) for row in held])
-            axes.set_ylim(len(held) - 0.5, -0.5)
-            axes.set_xlabel(measure)
-            handles, names = axes.get_legend_handles_labels()
-            by_kind = dict(zip(names, handles, strict=True))
-            drawing.legend(by_kind.values(), by_kind, loc="outside upper center", ncols=2)
-            figures.append(Figure(f"{measure}: mean, deviation and seeds", png_of(drawing)))
-    return figures
+def mean_and_deviation(found: Estimate | None, of: int | None = None) -> str:
+    """Mean and sample deviation; also the count if it is not ``of``, the row's number of seeds.
+
+    >>> from solo_ext.lab.experiments.results import estimate
+    >>> mean_and_deviation(estimate([50.0, 53.0, 52.0]))
+    '51.67 ± 1.53'
+    """
+    if found is None:
+        return DASH
+    text = f"{found.mean:.2f}"
+    if found.deviation is not None:
+        text += f" ± {found.deviation:.2f}"
+    return text if of is None or found.count == of else f"{text} (n = {found.count})"
 
 
-def _curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
-    """For each family of rows, the score over epochs, and over seconds of training."""
-    rows = [row for row in results.rows(place) if results.curve(place, row, measure)]
-    levels = {
-        row: found.mean
-        for row in results.rows(place)
-        if results.kind(place, row) == "baseline"
-        and (found := mean_of(results, place, row, measure)) is not None
-    }
-    figures = []
-    for family in families(results, rows):
-        with plain_text():
-            drawing = Drawing(figsize=(4.5, 6), layout="constrained")
-            both = drawing.subplots(2)
-            for column, axes in enumerate(both):
-                for row in family:
-                    points = results.curve(place, row, measure)
-                    x, y = [point[column] for point in points], [score for *_, score in points]
-                    axes.plot(x, y, marker=".", label=results.label(row))
-                for (row, level), dashes in zip(levels.items(), ("--", ":"), strict=False):
-                    axes.axhline(level, color="grey", ls=dashes, label=results.label(row))
-                axes.grid(axis="y", alpha=0.3)
-                axes.set(xlabel=("epochs", "seconds of training")[column], ylabel=measure)
-            drawing.legend(
-                *both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2
-            )
-            names = ", ".join(results.label(row) for row in family)
-            figures.append(Figure(f"{measure}: {names}", png_of(drawing)))
-    return figures
+def mean_and_interval(found: Estimate | None, of: int | None = None) -> str:
+    """A difference and its 95 % interval; also the count if it is not ``of``.
+
+    >>> from solo_ext.lab.experiments.results import estimate
+    >>> mean_and_interval(estimate([2.0, 4.0, 1.0]))
+    '+2.33 (−1.46 to +6.13)'
+    """
+    if found is None:
+        return DASH
+    text = f"{found.mean:+.2f}"
+    if found.low is not None and found.high is not None:
+        text += f" ({found.low:+.2f} to {found.high:+.2f})"
+    text = text.replace("-", "\N{MINUS SIGN}")
+    return text if of is None or found.count == of else f"{text} (n = {found.count})"
 
 
-def families(results: Results, rows: Sequence[str]) -> list[list[str]]:
-    """Rows that share a chart: each base with the rows compared with it, and all the others.
+def scores_table(results: Results, place: Place) -> Table:
+    """A line for each row: its scores and its cost.
 
     >>> from solo_ext.lab.experiments.results import example_results
-    >>> results = example_results({"pcl": [91.0], "simclr": [90.0], "byol": [89.0]})
-    >>> families(results, ["pcl", "simclr", "byol"])
-    [['simclr', 'pcl'], ['byol', 'pcl']]
+    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
+    >>> [row[:4] for row in scores_table(results, results.places()[0]).rows]
+    [['pcl', 'solo_ext', '2', '91.50 ± 0.71'], ['simclr', 'solo_ext', '2', '90.25 ± 0.35']]
     """
-    bases = {row: [r for r in rows if row in results.settings.rows[r].bases] for row in rows}
-    found = [[base, *compared] for base, compared in bases.items() if compared]
-    shown = {row for family in found for row in family}
-    found.append([row for row in rows if row not in shown])
+    rows, measures = results.rows(place), results.measures
+    absent = {row: len(seeds) for row, seeds in results.missing(place).items()}
+    lines = []
+    for row in rows:
+        held = results.runs(place, row).values()
+        count = len(held)
+        lines.append(
+            [
+                results.label(row),
+                WHOSE[results.kind(place, row)],
+                f"{count} of {count + absent[row]}" if row in absent else str(count),
+                *(mean_and_deviation(results.mean(place, row, m), count) for m in measures),
+                _mean(r["seconds"] for r in held),
+                _mean(r["images_per_second"] for r in held),
+                _peaks(held),
+            ]
+        )
+    head = ["Row", "Whose", "Seeds", *measures, "Seconds", "Images/s", "Peak memory"]
+    bold = {
+        (rows.index(row), column)
+        for column, measure in enumerate(measures, 3)
+        for row in results.best(place, measure)
+    }
+    return Table(head, lines, numeric=frozenset(range(2, len(head))), bold=frozenset(bold))
+
+
+def _mean(values: Iterable[float | None]) -> str:
+    held = [value for value in values if value is not None]
+    if not held:
+        return DASH
+    mean = statistics.fmean(held)
+    return f"{mean:,.0f}" if mean >= 10 else f"{mean:.1f}"
+
+
+def _peaks(records: Collection[Record]) -> str:
+    """The highest peaks of main memory and of the GPU's."""
+    shown = []
+    for kind, name in (("resident", ""), ("cuda", "GPU ")):
+        peak = max((record["memory"] or {}).get(kind) or 0 for record in records)
+        shown += [f"{name}{peak / 2**30:.2f} GiB"] if peak else []
+    return ", ".join(shown) or DASH
+
+
+def differences_table(results: Results, place: Place) -> Table:
+    """Every row minus each of its bases, paired by seed.
+
+    >>> from solo_ext.lab.experiments.results import example_results
+    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
+    >>> differences_table(results, results.places()[0]).rows
+    [['pcl minus simclr', '2', '+1.25 (−1.93 to +4.43)']]
+    """
+    lines = []
+    for row in results.rows(place):
+        for base in results.settings.rows[row].bases:
+            pairs = len(results.runs(place, row).keys() & results.runs(place, base).keys())
+            if results.runs(place, base):
+                found = (results.difference(place, row, base, m) for m in results.measures)
+                name = f"{results.label(row)} minus {results.label(base)}"
+                lines.append([name, str(pairs), *(mean_and_interval(one, pairs) for one in found)])
+    head = ["Difference", "Pairs", *results.measures]
+    return Table(head, lines, numeric=frozenset(range(1, len(head))))
+
+
+def _verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
+    """A line for each test of a hypothesis."""
+    lines = [
+        [
+            verdict.name,
+            results.title(verdict.place),
+            _expectation(results, verdict.hypothesis),
+            str(verdict.estimate.count if verdict.estimate else 0),
+            mean_and_interval(verdict.estimate),
+            verdict.answer + (f" ({verdict.reason})" if verdict.reason else ""),
+        ]
+        for verdict in found
+    ]
+    head = ["Hypothesis", "Data set", "Expected", "Pairs", "Difference, 95 % interval", "Verdict"]
+    return Table(head, lines, numeric=frozenset({3, 4}))
+
+
+def _expectation(results: Results, claim: Hypothesis) -> str:
+    """What a hypothesis expects of which rows, in which score."""
+    side = "above"
+    if claim.direction == "not_above":
+        side = f"at most {claim.margin:g} above" if claim.margin else "not above"
+    elif claim.direction == "equal":
+        side = f"within {claim.margin:g} of"
+    points = f": {claim.expected}" if claim.expected else ""
+    rows = f"{results.label(claim.row)} {side} {results.label(claim.base)}"
+    return f"{rows} in {claim.measure}{points}"
+
+
+def _verdict_lines(results: Results, found: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """Verdicts as ``verdicts.json`` has them; ``isolates``: in what the rows differ."""
     return [
-        family[start : start + MOST_LINES]
-        for family in found
-        for start in range(0, len(family), MOST_LINES)
+        {
+            "claim": verdict.hypothesis.claim,
+            "experiment": results.settings.title,
+            "data": results.title(verdict.place),
+            "expected": _expectation(results, verdict.hypothesis),
+            "difference": verdict.estimate and verdict.estimate.mean,
+            "low": verdict.estimate and verdict.estimate.low,
+            "high": verdict.estimate and verdict.estimate.high,
+            "pairs": verdict.estimate.count if verdict.estimate else 0,
+            "verdict": verdict.answer,
+            "reason": verdict.reason,
+            "isolates": verdict.hypothesis.isolates,
+        }
+        for verdict in found
     ]
 
 
-def _render_markdown(title: str, sections: Sequence[Section]) -> str:
-    """The report as Markdown of GitHub's flavour, without its figures.
-
-    >>> print(_render_markdown("Digits", [Section("kNN", [Bullets(["*a*", "- b"])])]))
-    # Digits
-    <BLANKLINE>
-    ## kNN
-    <BLANKLINE>
-    - \\*a\\*
-    - \\- b
-    <BLANKLINE>
-    """
-    parts = [f"# {escaped(title)}"]
-    for section in sections:
-        if section.title:
-            parts.append(f"{'#' * section.level} {escaped(section.title)}")
-        parts += filter(None, map(_markdown, section.blocks))
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown(block: Block) -> str:
-    match block:
-        case Paragraph(text):
-            return _as_paragraph(text)
-        case Bullets(items):
-            return "\n".join(f"- {_as_paragraph(item)}" for item in items)
-        case Table():
-            return markdown_table(block)
-    # Figures are in the page alone.
-    return ""
-
-
-def markdown_table(table: Table) -> str:
-    """Markdown of one table.
-
-    >>> print(markdown_table(Table(["Row", "kNN"], [["pcl", "91.5"]], numeric=frozenset({1}))))
-    | Row | kNN |
-    | --- | --: |
-    | pcl | 91.5 |
-    """
-    rule = ["--:" if column in table.numeric else "---" for column in range(len(table.head))]
-    lines = [[escaped(name) for name in table.head], rule]
-    for number, row in enumerate(table.rows):
-        marks = ["**" if (number, column) in table.bold else "" for column in range(len(row))]
-        lines.append([f"{m}{escaped(cell)}{m}" for m, cell in zip(marks, row, strict=True)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _environments_table(records: Sequence[Record]) -> Table:
+    """One line per combination of machine, versions, code and number of threads."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        same = [record["environment"], record["code"], record["threads"]]
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(record)
+    lines = []
+    for held in sorted(groups.values(), key=lambda g: min(r["finished"] for r in g)):
+        found, code = held[0]["environment"], held[0]["code"]
+        host = found["host"]
+        finished = sorted(r["finished"][:10] for r in held)
+        changed = "with changes that are not committed" if code.get("changed") else ""
+        hardware = [found["processor"], f"{found['cores']} cores", *(found["gpus"] or ["no GPU"])]
+        versions = {"python": found["python"], **found["packages"], "CUDA": found["cuda"]}
+        patches = ", ".join(host.get("patches", [_BEFORE_PATCHES])) or "none"
+        generations = dict.fromkeys(str(host[k]) for k in ("generation", "version") if host.get(k))
+        lines.append(
+            [
+                str(len(held)),
+                f"solo-learn {', '.join(generations)} ({host['fingerprint']}), patches: {patches}",
+                ", ".join(hardware),
+                str(held[0]["threads"]),
+                ", ".join(filter(None, (code["version"], code.get("commit", "")[:12], changed))),
+                " to ".join(dict.fromkeys((finished[0], finished[-1]))),
+                ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+            ]
+        )
+    head = ["Runs", "Host", "Hardware", "Threads", "Code", "Finished", "Versions"]
+    return Table(head, lines, numeric=frozenset({3}))
 
 
-def escaped(text: str) -> str:
-    """Escapes text so that Markdown shows it unchanged, on one line.
-
-    >>> print(escaped("a_b is *not* <b>"))
-    a_b is \\*not\\* &lt;b&gt;
-    """
-    plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", lambda found: "\\" + found[0], plain)
-
-
-def _as_paragraph(text: str) -> str:
-    """Escapes a beginning that would turn the text into a list or a heading."""
-    return re.sub(r"^(\d*)([-+#.)])", r"\1\\\2", escaped(text))
+def _protocols_table(records: Sequence[Record]) -> Table:
+    """Settings of every protocol, and how many runs were measured with them."""
+    counts = Counter(
+        (name, ", ".join(f"{key} {json.dumps(v)}" for key, v in (given or {}).items()))
+        for record in records
+        for name, given in record["evaluation"].items()
+    )
+    lines = [[name, given or "defaults", str(count)] for (name, given), count in counts.items()]
+    return Table(["Protocol", "Settings", "Runs"], lines, numeric=frozenset({2}))

@@ -5,13 +5,57 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scipy import stats
+
+from solo_ext.config.check import validated
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import UserError
 from solo_ext.lab.experiments.records import SETTINGS, Record, read_records, times_written
-from solo_ext.lab.experiments.settings import BenchmarkSettings, settings_of
+from solo_ext.lab.experiments.settings import BenchmarkSettings
+
+WHOSE = {
+    "plugin": "solo_ext",
+    "host": "solo-learn",
+    "baseline": "baseline",
+    "teacher": "teacher",
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean and sample deviation over seeds, and the mean's 95 % interval; null for one value.
+
+    >>> estimate([2.0]), estimate([2.0, 4.0]).count
+    (Estimate(mean=2.0, deviation=None, low=None, high=None, count=1), 2)
+    """
+
+    mean: float
+    deviation: float | None
+    low: float | None
+    high: float | None
+    count: int
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Mean, sample deviation, and ``mean ± t(0.975, n - 1) * deviation / sqrt(n)``.
+
+    >>> found = estimate([2.0, 4.0, 1.0])
+    >>> f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
+    '2.33 (-1.46 to 6.13)'
+    """
+    count = len(values)
+    if count == 0:
+        return None
+    mean = statistics.fmean(values)
+    if count == 1:
+        return Estimate(mean, None, None, None, 1)
+    deviation = statistics.stdev(values)
+    half = float(stats.t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)
+    return Estimate(mean, deviation, mean - half, mean + half, count)
 
 
 class Place(NamedTuple):
@@ -99,6 +143,15 @@ class Results:
         found = {s: r["scores"].get(measure) for s, r in self.runs(place, row).items()}
         return {s: v for s, v in found.items() if v is not None and math.isfinite(v)}
 
+    def mean(self, place: Place, row: str, measure: str) -> Estimate | None:
+        """Estimate of a row's score over its seeds."""
+        return estimate(list(self.scores(place, row, measure).values()))
+
+    def difference(self, place: Place, row: str, base: str, measure: str) -> Estimate | None:
+        """Estimate of ``row - base``, paired by the seeds for which both have the score."""
+        above, below = (self.scores(place, name, measure) for name in (row, base))
+        return estimate([above[seed] - below[seed] for seed in above if seed in below])
+
     def best(self, place: Place, measure: str) -> list[str]:
         """Rows with the highest mean of those with the most seeds; equal if printed alike.
 
@@ -183,7 +236,7 @@ def read_results(folder: Path) -> Results:
             f"records {str(folder)!r}: no {SETTINGS} with settings in it; give a folder that "
             "`solo-ext benchmark run` wrote"
         )
-    settings = settings_of(given)
+    settings = validated(BenchmarkSettings, given)
     return Results(settings, records, times_written(settings, folder))
 
 
@@ -203,7 +256,7 @@ def example_results(scores: Mapping[str, Sequence[float]]) -> Results:
     if bases:
         claims["better"] = {"claim": f"{first} is better", "source": "nobody", "measure": "knn"}
         claims["better"] |= {"row": first, "base": bases[0], "seeds": 2}
-    settings = settings_of(
+    settings = BenchmarkSettings.model_validate(
         {
             "title": "mine",
             "datasets": {"digits": {}},

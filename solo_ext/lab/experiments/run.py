@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from solo_ext.config.check import validated
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import StoppedBySignal, UserError
 from solo_ext.core.files import append_lines, locked, read_json, write_text
@@ -21,7 +22,7 @@ from solo_ext.lab.experiments.records import (
     note_claims,
     read_records,
 )
-from solo_ext.lab.experiments.settings import BenchmarkSettings, settings_of
+from solo_ext.lab.experiments.settings import BenchmarkSettings
 from solo_ext.lab.experiments.work import PLANNED, RECORD
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.lab.training.signals import StopSignals
@@ -124,7 +125,7 @@ def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSett
     file = out / SETTINGS
     if not file.is_file():
         return settings
-    before = settings_of(read_yaml(file))
+    before = validated(BenchmarkSettings, read_yaml(file))
     if before.title != settings.title:
         raise UserError(
             f"--out {str(out)!r} holds the benchmark {before.title!r}, not "
@@ -139,14 +140,7 @@ def _collect(out: Path, plan: Sequence[PlannedRun], held: dict[str, Record]) -> 
     for run in plan:
         file = out / RUNS / run.folder / RECORD
         if run.key not in held and file.exists():
-            try:
-                record = read_json(file, Record)
-                if record["key"] != run.key:
-                    raise UserError(record["key"])
-                fresh.append(record)
-            except (OSError, UserError) as error:
-                why = f"not a record of this run ({error}); remove it"
-                raise UserError(f"{str(file)!r}: {why}") from None
+            fresh.append(read_json(file, Record))
     if fresh:
         append_lines(out / RECORDS, fresh)
         held |= {record["key"]: record for record in fresh}

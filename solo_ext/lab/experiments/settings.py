@@ -167,6 +167,43 @@ class BenchmarkSettings(Section):
     hypotheses: dict[Name, Hypothesis] = {}
     config_path: str | None = None
 
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        self.check_rows("default_rows", self.default_rows or [])
+        self.check_rows("teacher", [self.teacher] if self.teacher else [])
+        for name, row in self.rows.items():
+            self.check_rows(f"rows.{name}.bases", row.bases)
+        for measure in self.headline or ():
+            self._check_measure("headline", measure)
+        if self.tuning is not None:
+            self._check_measure("tuning.measure", self.tuning.measure)
+        for name, claim in self.hypotheses.items():
+            key = f"hypotheses.{name}"
+            self.check_rows(f"{key}.row", [claim.row])
+            self.check_rows(f"{key}.base", [claim.base])
+            self._check_measure(f"{key}.measure", claim.measure)
+            if claim.row == claim.base:
+                raise ConfigError(f"{key}.base", claim.base, "is the row itself", "name another")
+            if claim.direction == "equal" and not claim.margin:
+                remedy = "give the points within which both rows count as equal"
+                raise ConfigError(
+                    f"{key}.margin", claim.margin, "no interval lies within it", remedy
+                )
+        return self
+
+    def check_rows(self, key: str, names: Sequence[str]) -> None:
+        """Refuses the name of a row that does not exist."""
+        for name in names:
+            if name not in self.rows:
+                raise ConfigError(key, name, "no such row", nearest(name, self.rows, show=40))
+
+    def _check_measure(self, key: str, measure: str) -> None:
+        """Refuses a score that no protocol can give: it begins with its protocol: ``knn_acc5``."""
+        protocols = self.evaluation
+        if not any(measure == p or measure.startswith(f"{p}_") for p in protocols):
+            problem = "no protocol of the evaluation gives it"
+            raise ConfigError(key, measure, problem, nearest(measure, protocols))
+
     def seeds_of(self, row: str) -> list[int]:
         """Seeds of a row's runs; all students of a benchmark share one teacher."""
         return [0] if row == self.teacher else self.seeds
@@ -215,7 +252,7 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
 
 
 def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
-    """Validates settings, and checks that the rows and scores they name exist.
+    """Validates settings, those of its protocols too.
 
     Raises:
         ConfigError: an unknown key, row or score, or a value out of range.
@@ -224,75 +261,9 @@ def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
     >>> checked_benchmark({"title": "mine", "datasets": {"digits": {}}, "rows": rows}).seeds
     [1]
     """
-    settings = settings_of(given)
-    suite_settings(settings.evaluation)
-    for measure in settings.headline or ():
-        check_measure("headline", measure, settings)
-    for name, hypothesis in settings.hypotheses.items():
-        check_measure(f"hypotheses.{name}.measure", hypothesis.measure, settings)
-        if hypothesis.row == hypothesis.base:
-            raise ConfigError(
-                f"hypotheses.{name}.base", hypothesis.base, "is the row itself", "name another"
-            )
-        if hypothesis.direction == "equal" and not hypothesis.margin:
-            raise ConfigError(
-                f"hypotheses.{name}.margin",
-                hypothesis.margin,
-                "no interval lies within it",
-                "give the points within which both rows count as equal",
-            )
-    return settings
-
-
-def settings_of(given: Mapping[str, Any]) -> BenchmarkSettings:
-    """Settings stored in a folder of records; their scores may be of protocols renamed since.
-
-    Raises:
-        ConfigError: an unknown key, a value out of range, or an unknown row.
-
-    >>> rows = {"pcl": {"config": "pcl", "bases": ["simclr"]}}
-    >>> settings_of({"title": "mine", "datasets": {"digits": {}}, "rows": rows})
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.ConfigError: rows.pcl.bases='simclr': no such row; allowed: pcl
-    """
     settings = validated(BenchmarkSettings, given)
-    check_rows(settings, "default_rows", settings.default_rows or [])
-    check_rows(settings, "teacher", [settings.teacher] if settings.teacher else [])
-    for name, row in settings.rows.items():
-        check_rows(settings, f"rows.{name}.bases", row.bases)
-    for name, claim in settings.hypotheses.items():
-        check_rows(settings, f"hypotheses.{name}.row", [claim.row])
-        check_rows(settings, f"hypotheses.{name}.base", [claim.base])
+    suite_settings(settings.evaluation)
     return settings
-
-
-def check_rows(settings: BenchmarkSettings, key: str, names: Sequence[str]) -> None:
-    """Refuses the name of a row that does not exist.
-
-    >>> check_rows(read_benchmark("demo"), "--rows", ["sed"])
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.ConfigError: --rows='sed': no such row; did you mean 'seed'? ...
-    """
-    for name in names:
-        if name not in settings.rows:
-            raise ConfigError(key, name, "no such row", nearest(name, settings.rows, show=40))
-
-
-def check_measure(key: str, measure: str, settings: BenchmarkSettings) -> None:
-    """Refuses a score that no protocol can give: it begins with its protocol, as ``knn_acc5``.
-
-    >>> check_measure("headline", "umap", read_benchmark("demo"))
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.ConfigError: headline='umap': no protocol of the evaluation gives ...
-    """
-    protocols = settings.evaluation
-    if not any(measure == p or measure.startswith(f"{p}_") for p in protocols):
-        raise ConfigError(
-            key, measure, "no protocol of the evaluation gives it", nearest(measure, protocols)
-        )
 
 
 def suite_settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from solo_ext.lab.experiments.settings import (
     Dimension,
     Row,
     Tuning,
-    check_measure,
 )
 
 TUNED = "tuned.yaml"
@@ -38,10 +37,10 @@ def trial_settings(
         ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
             a measure that the evaluation does not give, or nothing to draw.
 
-    >>> from solo_ext.lab.experiments.settings import settings_of
+    >>> from solo_ext.lab.experiments.settings import checked_benchmark
     >>> tuning = {"trials": 2, "space": {"optimizer.lr": {"choices": [0.1, 0.3]}}}
     >>> given = {"title": "mine", "datasets": {"digits": {}}, "rows": {"pcl": {"config": "pcl"}}}
-    >>> list(trial_settings(settings_of({**given, "tuning": tuning})).rows)
+    >>> list(trial_settings(checked_benchmark({**given, "tuning": tuning})).rows)
     ['pcl.0', 'pcl.1']
     """
     tuning = _tuning(settings)
@@ -52,7 +51,6 @@ def trial_settings(
             "tuning takes one data set and budget",
             "tune them one by one, with overrides such as '~budgets.800'",
         )
-    check_measure("tuning.measure", tuning.measure, settings)
     trainable = [
         name
         for name, row in settings.rows.items()
@@ -93,10 +91,10 @@ def write_tuned(
     Among equal trials the first is taken, so that a row changes only for something better.
 
     >>> import tempfile
-    >>> from solo_ext.lab.experiments.settings import settings_of
+    >>> from solo_ext.lab.experiments.settings import checked_benchmark
     >>> given = {"title": "mine", "datasets": {"digits": {}}, "rows": {"pcl": {"config": "pcl"}}}
     >>> space = {"optimizer.lr": {"choices": [0.1, 0.3]}}
-    >>> settings = settings_of({**given, "tuning": {"trials": 2, "space": space}})
+    >>> settings = checked_benchmark({**given, "tuning": {"trials": 2, "space": space}})
     >>> scores = [{"row": f"pcl.{n}", "scores": {"knn": knn}} for n, knn in enumerate([90.0, 91.0])]
     >>> file = write_tuned(settings, trial_settings(settings), scores, Path(tempfile.mkdtemp()))
     >>> yaml.safe_load(file.read_text())["rows"]["pcl"]

@@ -18,16 +18,14 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
-from pydantic import TypeAdapter, ValidationError
-from typing_extensions import TypedDict
 
 from solo_ext.core.errors import UserError, in_one_line
-from solo_ext.core.files import append_lines, first_problem, locked, read_jsonl, write_text
+from solo_ext.core.files import append_lines, locked, read_jsonl, write_text
 from solo_ext.core.messages import show_messages
 from solo_ext.data.workers import JOB_SIGNALS
 from solo_ext.lab.evaluation.context import open_context
@@ -106,41 +104,6 @@ class EpochLog(Callback):
         append_lines(self.file, [line])
 
 
-class Epoch(TypedDict):
-    """A line of :class:`EpochLog`.
-
-    >>> Epoch(epoch=0, images=1344, seconds=2.5)
-    {'epoch': 0, 'images': 1344, 'seconds': 2.5}
-    """
-
-    epoch: int
-    images: int
-    seconds: float
-    resident: NotRequired[int | None]
-    cuda: NotRequired[int | None]
-
-
-def read_epochs(file: Path) -> list[Epoch]:
-    """One entry per finished epoch, in order; empty without a file.
-
-    Raises:
-        UserError: a line is of no epoch.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "epochs.jsonl"
-    >>> append_lines(file, [{"epoch": n, "images": 1344, "seconds": 2.5} for n in (0, 1, 1)])
-    >>> [entry["epoch"] for entry in read_epochs(file)]
-    [0, 1]
-    """
-    try:
-        entries = TypeAdapter(list[Epoch]).validate_python(read_jsonl(file))
-    except ValidationError as error:
-        why = f"{first_problem(error)}; restore it, or remove the folder to train the run again"
-        raise UserError(f"{str(file)!r} cannot be read: {why}") from None
-    found = {entry["epoch"]: entry for entry in entries}
-    return [found[epoch] for epoch in sorted(found)]
-
-
 def _train(prepared: Prepared, folder: Path) -> Path:
     times = EpochLog(folder / EPOCHS, prepared.run.optimizer.batch_size)
     result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
@@ -155,14 +118,21 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
     shared, chosen = read_suite_settings({**suite_settings(planned.evaluation), "device": device})
     trained = planned.baseline is None
     model = str(_train(prepared, folder)) if trained else _baseline(planned, prepared, folder)
-    # Lightning has ended the other ranks, so rank 0 evaluates alone.
-    context = open_context(model, shared).alone()
+    context = open_context(model, shared)
     where = json.loads((folder / ENVIRONMENT).read_text()) if trained else environment()
-    scores: dict[str, float] = {}
-    for name, protocol in chosen.items():
-        scores |= _named(name, protocol.headline(measure(protocol, context)))
+    scores = {
+        _short(f"{name}_{key}"): float(value)
+        for name, protocol in chosen.items()
+        for key, value in protocol.headline(measure(protocol, context)).items()
+    }
+    for name, score in scores.items():
+        if not math.isfinite(score):
+            raise RuntimeError(f"{name} is {score}: the run has no usable features")
     shutil.rmtree(folder / "features", ignore_errors=True)
-    epochs, codes = read_epochs(folder / EPOCHS), read_jsonl(folder / CODE)
+    codes = read_jsonl(folder / CODE)
+    # A repeated epoch replaces its first line.
+    by_number = {line["epoch"]: line for line in read_jsonl(folder / EPOCHS)}
+    epochs = [by_number[number] for number in sorted(by_number)]
     seconds = sum(e["seconds"] for e in epochs)
     return {
         "key": planned.key,
@@ -202,16 +172,9 @@ def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:
     return Model("random-backbone", backbone, width, cfg, "random", digest, None, folder)
 
 
-def _named(protocol: str, headline: Mapping[str, float]) -> dict[str, float]:
-    """Headline numbers with short names: ``knn``, ``lowshot_10_per_class``."""
-    found = {}
-    for key, value in headline.items():
-        rest = key.replace("acc1", "").strip("_")
-        name = f"{protocol}_{rest}" if rest else protocol
-        if not math.isfinite(value):
-            raise RuntimeError(f"{name} is {value}: the run has no usable features")
-        found[name] = float(value)
-    return found
+def _short(name: str) -> str:
+    """The name of a score: ``knn``, ``lowshot_10_per_class``."""
+    return name.replace("acc1", "").strip("_").replace("__", "_")
 
 
 def _peaks(epochs: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
@@ -242,10 +205,7 @@ def _curves(folder: Path, epochs: Sequence[Mapping[str, Any]]) -> Curves | None:
         "epochs": done,
         "seconds": [round(total[min(e, len(total) - 1)], 3) for e in done],
         "scores": {
-            n.removeprefix("online_").replace("acc1", "").strip("_").replace("__", "_"): [
-                lines[e].get(n) for e in done
-            ]
-            for n in names
+            _short(n.removeprefix("online_")): [lines[e].get(n) for e in done] for n in names
         },
     }
 

@@ -76,4 +76,4 @@ def test_interrupted_and_begun_again(tmp_path: Path) -> None:
     # Where there is no terminal, a line for each run.
     assert "3/3  " in progress
     assert {r["row"] for r in read_records(out)} == {"teacher", "simclr", "seed"}
-    assert "SEED minus SimCLR" in Path(shown["report"]).read_text()
+    assert "SEED minus SimCLR" in Path(shown["written"][1]).read_text()

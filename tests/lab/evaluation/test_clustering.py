@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
-from solo_ext.lab.evaluation.clustering import Clusters, cluster_scores
+from solo_ext.lab.evaluation.clustering import Clusters, _cluster_scores
 from solo_ext.lab.evaluation.features import Features
 
 
@@ -29,16 +29,16 @@ def test_accuracy_is_the_best_matching(classes: int, clusters: int) -> None:
     targets = torch.randint(classes, (60,), generator=generator)
     assignments = torch.randint(clusters, (60,), generator=generator)
     expected = best_by_trying(targets, assignments, classes, clusters)
-    assert cluster_scores(targets, assignments)["accuracy"] == pytest.approx(expected)
+    assert _cluster_scores(targets, assignments)["accuracy"] == pytest.approx(expected)
 
 
 def test_known_clusterings() -> None:
-    perfect = cluster_scores(FOUR, (FOUR * 3 + 1) % 4 + 10)
+    perfect = _cluster_scores(FOUR, (FOUR * 3 + 1) % 4 + 10)
     assert perfect == pytest.approx({"nmi": 100, "ari": 100, "accuracy": 100, "purity": 100})
-    one = cluster_scores(FOUR, torch.zeros(20, dtype=torch.int64))
+    one = _cluster_scores(FOUR, torch.zeros(20, dtype=torch.int64))
     assert one == pytest.approx({"nmi": 0, "ari": 0, "accuracy": 25, "purity": 25})
     # A cluster each is pure, and still wrong.
-    each = cluster_scores(FOUR, torch.arange(20))
+    each = _cluster_scores(FOUR, torch.arange(20))
     assert (each["purity"], each["accuracy"]) == (100, 20)
 
 

@@ -21,7 +21,7 @@ from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.finetune import Classifier, Finetune
 from solo_ext.lab.evaluation.models import EvalRun
-from solo_ext.lab.evaluation.supervised import cosine_schedule
+from solo_ext.lab.evaluation.supervised import _cosine_schedule
 from tests.lab.evaluation.conftest import PLAIN, RESNET, shared
 
 QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 50, "augmentation": PLAIN, "lr": 0.01}
@@ -185,7 +185,7 @@ def test_transformer_layers_follow_the_formula() -> None:
     # The schedule multiplies it with the rate.
     groups = Classifier(vit(), 12, 3).param_groups(0.05, 0.5)
     optimizer = torch.optim.SGD(groups, lr=0.1)
-    cosine_schedule(optimizer, 10).step_update(0)
+    _cosine_schedule(optimizer, 10).step_update(0)
     assert {g["lr"] for g in optimizer.param_groups} == {0.1 * g["lr_scale"] for g in groups}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.evaluation.features import Features
-from solo_ext.lab.evaluation.geometry import FeatureSpace, feature_geometry
+from solo_ext.lab.evaluation.geometry import FeatureSpace, _feature_geometry
 from solo_ext.losses import alignment_loss_func, uniformity_loss_func
 from solo_ext.losses.alignment import effective_rank
 
@@ -26,7 +26,7 @@ def cloud(count: int = 60, width: int = 8) -> tuple[Tensor, Tensor]:
 def test_equals_the_losses(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solo_ext.lab.evaluation.geometry._MAX_ELEMENTS", block)
     x, y = cloud()
-    found = feature_geometry(x, y)
+    found = _feature_geometry(x, y)
     unit = F.normalize(x, dim=1)
     first, second = torch.triu_indices(60, 60, offset=1)
     same = y[first] == y[second]
@@ -46,9 +46,9 @@ def test_collapsed_and_isotropic() -> None:
         **{"effective_rank": 1, "uniformity": 0, "class_alignment": 0, "mean_cosine": 1, "std": 0},
         **{"dead": 100, "mean_norm": 5},
     }
-    assert feature_geometry(x, torch.arange(10) % 2) == pytest.approx(expected, abs=1e-3)
+    assert _feature_geometry(x, torch.arange(10) % 2) == pytest.approx(expected, abs=1e-3)
     x = torch.randn(4000, 16, generator=torch.Generator().manual_seed(0))
-    found = feature_geometry(x, torch.zeros(4000))
+    found = _feature_geometry(x, torch.zeros(4000))
     assert found["std"] == pytest.approx(1, abs=0.02)
     assert found["effective_rank"] == pytest.approx(16, abs=0.1)
     assert found["mean_cosine"] == pytest.approx(0, abs=1e-3)
@@ -57,7 +57,7 @@ def test_collapsed_and_isotropic() -> None:
 
 def test_dead_dimensions() -> None:
     x, y = cloud()
-    found = feature_geometry(torch.cat([x, torch.full((60, 8), 2.0)], dim=1), y)
+    found = _feature_geometry(torch.cat([x, torch.full((60, 8), 2.0)], dim=1), y)
     assert found["dead"] == 50
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.evaluation import knn
 from solo_ext.lab.evaluation.features import Features
-from solo_ext.lab.evaluation.knn import KNN, Retrieval, retrieval_scores
+from solo_ext.lab.evaluation.knn import KNN, Retrieval
 from solo_ext.memory.knn import cosines
 
 
@@ -65,7 +65,8 @@ def test_equals_a_loop(alone: bool, block: int, monkeypatch: pytest.MonkeyPatch)
     (x, y), (gallery, labels) = rows(30, 0), rows(41, 1)
     gallery = gallery * torch.rand(41, 1)
     ks = [1, 3, 100]
-    found = retrieval_scores(x, y, None if alone else (gallery, labels), ks)
+    features = Features((gallery, labels), (x, y), list("abcd"))
+    (found,) = Retrieval(k=ks, gallery="test" if alone else "train").measure(features)
     expected = by_loop(x, y, *((x, y) if alone else (gallery, labels)), ks, alone)
     assert found["map"] == pytest.approx(expected[0], abs=1e-4)
     for k in ks:
@@ -75,11 +76,9 @@ def test_equals_a_loop(alone: bool, block: int, monkeypatch: pytest.MonkeyPatch)
 
 def test_queries_without_an_answer_are_left_out() -> None:
     x, y = rows(12, 4, classes=2)
-    alone = torch.cat([y, torch.tensor([99])])
-    found = retrieval_scores(torch.cat([x, x[:1]]), alone, None, [1])
+    test = torch.cat([x, x[:1]]), torch.cat([y, torch.tensor([99])])
+    (found,) = Retrieval().measure(Features(test, test, []))
     assert found["queries"] == 12
-    with pytest.raises(ValueError, match="no query shares its class"):
-        retrieval_scores(x[:2], torch.tensor([0, 1]), None, [1])
 
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (20, 0.5)])

@@ -19,7 +19,7 @@ from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.linear import holdout_mask
 from solo_ext.lab.evaluation.linear_augmented import LinearAugmented
 from solo_ext.lab.evaluation.models import EvalRun
-from solo_ext.lab.evaluation.supervised import cosine_schedule
+from solo_ext.lab.evaluation.supervised import _cosine_schedule
 from tests.lab.evaluation.conftest import PLAIN, RESNET, shared
 
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 50, "augmentation": PLAIN}
@@ -79,7 +79,7 @@ def test_rate_is_chosen_on_training_images_alone(
         nn.init.zeros_(probe.weight)
         nn.init.zeros_(probe.bias)
         optimizer = torch.optim.SGD(probe.parameters(), lr=rate * 50 / 256, momentum=0.9)
-        schedule, step = cosine_schedule(optimizer, 18), 0
+        schedule, step = _cosine_schedule(optimizer, 18), 0
         for epoch in range(3):
             loader.order.set_epoch(epoch)
             for indices, (views,), labels in loader:

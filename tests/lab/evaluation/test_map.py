@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.features import Features
-from solo_ext.lab.evaluation.map import FeatureMap, draw_map, seeded_sample
+from solo_ext.lab.evaluation.map import FeatureMap, _draw_map, seeded_sample
 from tests.lab.evaluation.conftest import shared
 
 LAYOUT = FeatureMap(perplexity=20.0, n_neighbors=10)
@@ -54,8 +54,8 @@ def test_umap(digit_images: dict[str, str], tmp_path: Path) -> None:
 
 def test_pca_is_scikit_learns_and_repeatable(digits: Features) -> None:
     x = F.normalize(digits.test[0][:200].double(), dim=1).numpy()
-    points, axes = LAYOUT.points(x, "pca")
-    np.testing.assert_array_equal(points, LAYOUT.points(x, "pca")[0])
+    points, axes = LAYOUT._points(x, "pca")
+    np.testing.assert_array_equal(points, LAYOUT._points(x, "pca")[0])
     pca = PCA(2)
     expected = pca.fit_transform(x)
     assert [
@@ -68,16 +68,16 @@ def test_pca_is_scikit_learns_and_repeatable(digits: Features) -> None:
 
 def test_tsne_follows_the_seed_and_few_points(digits: Features) -> None:
     x = F.normalize(digits.test[0][:40].double(), dim=1).numpy()
-    first, _ = LAYOUT.points(x, "tsne")
-    np.testing.assert_array_equal(first, LAYOUT.points(x, "tsne")[0])
-    assert np.isfinite(LAYOUT.points(x[:5], "tsne")[0]).all()
+    first, _ = LAYOUT._points(x, "tsne")
+    np.testing.assert_array_equal(first, LAYOUT._points(x, "tsne")[0])
+    assert np.isfinite(LAYOUT._points(x[:5], "tsne")[0]).all()
 
 
 def test_legend_has_every_name() -> None:
     """matplotlib leaves out names that begin with an underscore, and reads dollars as formulas."""
     points = np.random.default_rng(0).normal(size=(6, 2))
     names = ["_hidden", "plain", "$x$"]
-    (legend,) = draw_map(points, np.array([0, 0, 1, 1, 2, 2]), names, "title").legends
+    (legend,) = _draw_map(points, np.array([0, 0, 1, 1, 2, 2]), names, "title").legends
     assert [text.get_text() for text in legend.get_texts()] == names
     assert not any(text.get_parse_math() for text in legend.get_texts())
 

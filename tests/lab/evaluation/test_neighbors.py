@@ -14,7 +14,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.lab.evaluation import neighbors
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.features import Features
-from solo_ext.lab.evaluation.neighbors import Shown, draw_grid, nearest
+from solo_ext.lab.evaluation.neighbors import _draw_grid, _nearest, _Shown
 from tests.lab.evaluation.conftest import shared
 
 
@@ -30,7 +30,7 @@ def test_nearest_are_those_of_a_search_by_hand(
     # Several blocks of queries.
     x, bank = digits.test[0], digits.train[0]
     monkeypatch.setattr(neighbors, "_BLOCK", 50 * len(bank))
-    found, similarity = nearest(x, bank, 5)
+    found, similarity = _nearest(x, bank, 5)
     search = NearestNeighbors(n_neighbors=5, metric="cosine", algorithm="brute")
     distance, expected = search.fit(bank.numpy()).kneighbors(x.numpy())
     np.testing.assert_allclose(similarity.numpy(), 1 - distance, atol=1e-5)
@@ -44,9 +44,9 @@ def test_grid_shows_the_nearest_and_says_which_are_right(
 
     def spy(rows: Any, title: str) -> Any:
         seen.append(rows)
-        return draw_grid(rows, title)
+        return _draw_grid(rows, title)
 
-    monkeypatch.setattr(neighbors, "draw_grid", spy)
+    monkeypatch.setattr(neighbors, "_draw_grid", spy)
     row = run(digit_images, tmp_path, queries=12, k=3, crop_size=16)
     with Image.open(tmp_path / row["picture"]) as picture:
         assert picture.format == "PNG"
@@ -63,7 +63,7 @@ def test_grid_shows_the_nearest_and_says_which_are_right(
         assert similarity == pytest.approx([flat(s) @ flat(query) for s in others], abs=1e-4)
 
 
-def flat(shown: Shown) -> np.ndarray:
+def flat(shown: _Shown) -> np.ndarray:
     """The features of an image: its pixels as ImageNet's mean and deviation normalise them."""
     x = np.asarray(shown.image) / 255 - (0.485, 0.456, 0.406)
     x = (x / (0.229, 0.224, 0.225)).ravel()
@@ -75,8 +75,8 @@ def test_right_ones_alone_have_a_frame(tmp_path: Path) -> None:
     green = np.array([0x12, 0x81, 0x3B])
 
     def greens(*right: bool) -> int:
-        row = [Shown(grey, "q"), *(Shown(grey, "n", 0.5, r) for r in right)]
-        draw_grid([row], "title").savefig(tmp_path / "grid.png")
+        row = [_Shown(grey, "q"), *(_Shown(grey, "n", 0.5, r) for r in right)]
+        _draw_grid([row], "title").savefig(tmp_path / "grid.png")
         with Image.open(tmp_path / "grid.png") as picture:
             pixels = np.asarray(picture.convert("RGB")).astype(int)
         return int((np.abs(pixels - green).max(axis=2) < 4).sum())

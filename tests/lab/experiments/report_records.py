@@ -12,7 +12,7 @@ import yaml
 from solo_ext.core.files import append_lines
 from solo_ext.lab.experiments.records import RECORDS, SETTINGS, Record
 from solo_ext.lab.experiments.results import Results
-from solo_ext.lab.experiments.settings import BenchmarkSettings, settings_of
+from solo_ext.lab.experiments.settings import BenchmarkSettings
 
 ENVIRONMENT: dict[str, Any] = {
     "solo_ext": "0.1.0",
@@ -42,7 +42,7 @@ def settings(**given: Any) -> BenchmarkSettings:
         },
         "headline": ["knn", "linear"],
     }
-    return settings_of(base | given)
+    return BenchmarkSettings.model_validate(base | given)
 
 
 def record(row: str, seed: int, knn: float = 50.0, **given: Any) -> Record:

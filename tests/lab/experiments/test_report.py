@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from solo_ext.lab.experiments.charts import _families
 from solo_ext.lab.experiments.records import note_claims
-from solo_ext.lab.experiments.report import benchmark_sections, families, write_report
+from solo_ext.lab.experiments.report import benchmark_sections, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.pages import Bullets, Paragraph, Section, Table
 from tests.lab.experiments.report_records import (
@@ -241,6 +242,7 @@ def test_what_comes_from_records_is_escaped(tmp_path: Path) -> None:
             "b": {"config": HOSTILE, "changes": [HOSTILE]},
         },
         headline=[HOSTILE],
+        evaluation={HOSTILE: None},
         hypotheses={"h": {**claim, "row": "a", "base": "b"}},
     )
     page = parse(html)
@@ -271,7 +273,7 @@ def test_nothing_is_nan_whatever_the_curves(
 
 def grouped(**bases: list[str]) -> list[list[str]]:
     rows: dict[str, Any] = {name: {"config": "x", "bases": named} for name, named in bases.items()}
-    return families(results({}, rows=rows), list(rows))
+    return _families(results({}, rows=rows), list(rows))
 
 
 def test_rows_share_a_chart_with_what_they_are_compared_with() -> None:

@@ -19,7 +19,7 @@ A, B = [50.0, 53.0, 52.0], [48.0, 49.0, 51.0]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     claim = {"claim": "c", "source": "s", "row": "a", "base": "b", "measure": "knn"}
-    made = settings(hypotheses={"h": claim}, headline=["knn", "linear", "third"])
+    made = settings(hypotheses={"h": claim}, headline=["knn", "linear", "knn_third"])
     return write_folder(tmp_path / "results" / "small", made, rows_of({"a": A, "b": B[:2]}))
 
 

@@ -17,7 +17,7 @@ from solo_ext.config.schema import AutoResume
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.cli.main import main
-from solo_ext.lab.experiments.work import EpochLog, read_epochs
+from solo_ext.lab.experiments.work import EpochLog
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import (
@@ -219,7 +219,7 @@ def test_images_are_those_that_were_trained(make_config: MakeConfig, tmp_path: P
     times = EpochLog(tmp_path / "epochs.jsonl", 8)
     result = train(config, tmp_path / "run", callbacks=[times])
     assert result.images_per_second * result.seconds == pytest.approx(96)
-    assert [epoch["images"] for epoch in read_epochs(times.file)] == [48] * 2
+    assert [epoch["images"] for epoch in read_jsonl(times.file)] == [48] * 2
 
 
 def test_kept_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:

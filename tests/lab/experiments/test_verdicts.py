@@ -14,15 +14,9 @@ from scipy import stats
 
 from solo_ext.lab.experiments import records
 from solo_ext.lab.experiments.records import CLAIMS, note_claims, times_written
-from solo_ext.lab.experiments.results import Place, Results, read_results
+from solo_ext.lab.experiments.results import Estimate, Place, Results, estimate, read_results
 from solo_ext.lab.experiments.run import run_benchmark
-from solo_ext.lab.experiments.statistics import (
-    Estimate,
-    Verdict,
-    differences,
-    estimate,
-    verdicts,
-)
+from solo_ext.lab.experiments.verdicts import Verdict, verdicts
 from tests.lab.experiments.report_records import (
     noted,
     record,
@@ -60,8 +54,9 @@ def test_differences_are_of_the_seeds_that_both_have() -> None:
     rows = [record("a", seed, knn) for seed, knn in ((3, 5.0), (1, 2.0), (2, 9.0))]
     bases = [record("b", seed, knn) for seed, knn in ((1, 1.5), (3, 7.0))]
     place = Place("digits", "default")
-    assert differences(Results(settings(), rows + bases), place, "a", "b", "knn") == [0.5, -2.0]
-    assert differences(Results(settings(), rows), place, "a", "b", "knn") == []
+    found = Results(settings(), rows + bases).difference(place, "a", "b", "knn")
+    assert found == estimate([0.5, -2.0])
+    assert Results(settings(), rows).difference(place, "a", "b", "knn") is None
 
 
 def hypothesis(**given: Any) -> dict[str, Any]:

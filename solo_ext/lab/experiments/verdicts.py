@@ -1,77 +1,15 @@
-"""Intervals over seeds, and what they say for or against hypotheses."""
+"""What intervals over seeds say for or against hypotheses."""
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from scipy import stats
-
-from solo_ext.lab.experiments.results import Place, Results, not_isolated
+from solo_ext.lab.experiments.results import Estimate, Place, Results, not_isolated
 from solo_ext.lab.experiments.settings import Hypothesis
 
-LEVEL = 0.95
 Answer = Literal["reproduced", "equivalent", "contradicted", "undecided"]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Mean and sample deviation over seeds, and the mean's 95 % interval; null for one value.
-
-    >>> estimate([2.0]), estimate([2.0, 4.0]).count
-    (Estimate(mean=2.0, deviation=None, low=None, high=None, count=1), 2)
-    """
-
-    mean: float
-    deviation: float | None
-    low: float | None
-    high: float | None
-    count: int
-
-
-def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean, sample deviation, and ``mean ± t(0.975, n - 1) * deviation / sqrt(n)``.
-
-    >>> found = estimate([2.0, 4.0, 1.0])
-    >>> f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
-    '2.33 (-1.46 to 6.13)'
-    """
-    count = len(values)
-    if count == 0:
-        return None
-    mean = statistics.fmean(values)
-    if count == 1:
-        return Estimate(mean, None, None, None, 1)
-    deviation = statistics.stdev(values)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * deviation / math.sqrt(count)
-    return Estimate(mean, deviation, mean - half, mean + half, count)
-
-
-def mean_of(results: Results, place: Place, row: str, measure: str) -> Estimate | None:
-    """Estimate of a row's score over its seeds.
-
-    >>> from solo_ext.lab.experiments.results import example_results
-    >>> results = example_results({"pcl": [91.0, 92.0]})
-    >>> mean_of(results, results.places()[0], "pcl", "knn").mean
-    91.5
-    """
-    return estimate(list(results.scores(place, row, measure).values()))
-
-
-def differences(results: Results, place: Place, row: str, base: str, measure: str) -> list[float]:
-    """``row - base`` for every seed for which both have the score.
-
-    >>> from solo_ext.lab.experiments.results import example_results
-    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
-    >>> differences(results, results.places()[0], "pcl", "simclr", "knn")
-    [1.0, 1.5]
-    """
-    above, below = (results.scores(place, name, measure) for name in (row, base))
-    return [above[seed] - below[seed] for seed in above if seed in below]
 
 
 @dataclass(frozen=True)
@@ -119,7 +57,7 @@ def _verdict(results: Results, name: str, claim: Hypothesis, place: Place) -> Ve
     that both are equal, ``equivalent``, lie within it: finding no difference does not show that
     there is none.
     """
-    mean = estimate(differences(results, place, claim.row, claim.base, claim.measure))
+    mean = results.difference(place, claim.row, claim.base, claim.measure)
     if reason := _objection(results, name, claim, place, mean):
         return Verdict(name, claim, place, mean, "undecided", reason)
     assert mean is not None
