@@ -2,7 +2,7 @@
 
 Each computes its gradient in the forward pass, tile by tile, so that the matrix of all similarities
 is never held; none can be differentiated twice. Read ``tables`` first: log-sum-exps over large
-constant tables (queues, prototypes), in their plain form and tile by tile.
+constant tables (queues, prototypes) in their plain form; ``tiles`` has them tile by tile.
 ``nearest_rows`` looks rows up in such a table, ``mixed_logsumexp`` adds MoCHi's mixtures of its
 rows, ``in_batch`` contrasts rows of a batch with each other, and ``sinkhorn`` and
 ``prototype_contrast`` are the two halves of ProtoCPC's step. ``dispatch`` chooses between the forms

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from solo_ext.kernels.tables import Sweep, stacked
+from solo_ext.kernels.tiles import Sweep
 
 _JOINED = 16
 """Shares that are read at a time when they are joined."""
@@ -35,7 +35,6 @@ def dot(a, b):
 def _sweep(
     query,
     table,
-    row_scale,
     columns,
     log_weight,
     scale,
@@ -74,8 +73,6 @@ def _sweep(
             mask=there[:, None] & (dims[None, :] < D),
             other=0.0,
         )
-        if row_scale is not None:
-            t = t * tl.load(row_scale + places, mask=there, other=0.0)[:, None]
         t = t.to(FACTORS)
         logits = tl.where(there[None, :], dot(q, tl.trans(t)), float("-inf"))
         if log_weight is not None:
@@ -147,7 +144,6 @@ def fused_logsumexp(
     query: Tensor,
     table: Tensor,
     scale: float,
-    row_scale: Tensor | None,
     columns: Tensor | None,
     log_weight: Tensor | None,
     factors: torch.dtype,
@@ -162,15 +158,14 @@ def fused_logsumexp(
         query: (N, D), fp32, D at most :data:`solo_ext.kernels.dispatch.WIDEST`.
         table: (K, D), of any floating dtype but fp64.
         scale: of all similarities.
-        row_scale: (C,) besides, one for each row that is summed.
         columns: (C,) rows of the table that are summed; all by default.
         log_weight: (C,) log w.
         factors: dtype of the factors of products; sums and exponentials are fp32.
         with_mean: whether the means are wanted.
 
     Returns:
-        Log-sum-exps (N,), largest similarities (N,), and the means ``sum_j softmax_ij row_scale_j
-        t_j`` (N, D) or an empty tensor.
+        Log-sum-exps (N,), largest similarities (N,), and the means ``sum_j softmax_ij t_j`` (N, D)
+        or an empty tensor.
     """
     query, table = query.contiguous(), table.contiguous()
     (count, width), size = query.shape, len(table if columns is None else columns)
@@ -186,7 +181,7 @@ def fused_logsumexp(
     lses, tops = query.new_empty(shares, count), query.new_empty(shares, count)
     means = query.new_empty((shares, count, width) if with_mean else (0,))
     _sweep[blocks, shares](
-        *(query, table, row_scale, columns, log_weight, scale, lses, tops, means),
+        *(query, table, columns, log_weight, scale, lses, tops, means),
         *(count, size, width, span, block_n, block_k, block_d, _TYPES[factors], with_mean),
         num_warps=8,
         num_stages=2,
@@ -204,21 +199,15 @@ def fused_logsumexp(
 def fused_sums(
     sweep: Sweep, query: Tensor, table: Tensor, wanted: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As :func:`solo_ext.kernels.tables.tiled_sums`, by the kernels."""
-    per_row, scale = (sweep.scale, 1.0) if isinstance(sweep.scale, Tensor) else (None, sweep.scale)
-    factors = sweep.dtype or query.dtype
-    lse, largest, means = zip(
-        *(
-            fused_logsumexp(
-                *(query, table, scale * power, per_row, sweep.columns, sweep.log_weight),
-                *(factors, wanted),
-            )
-            for power in sweep.powers
-        ),
-        strict=True,
-    )
+    """As :func:`solo_ext.kernels.tiles.tiled_sums`, by the kernels."""
+    rest = sweep.columns, sweep.log_weight, sweep.dtype or query.dtype, wanted
+    found = [fused_logsumexp(query, table, sweep.scale * p, *rest) for p in sweep.powers]
+    lse, largest, means = zip(*found, strict=True)
     top = largest[0] if sweep.powers[0] == 1 else largest[0] / sweep.powers[0]
-    return stacked(lse), stacked(means) if wanted else None, top
+    if len(found) == 1:
+        # One power needs no copy.
+        return lse[0].unsqueeze(0), means[0].unsqueeze(0) if wanted else None, top
+    return torch.stack(lse), torch.stack(means) if wanted else None, top
 
 
 @fused_logsumexp.register_fake
@@ -229,7 +218,7 @@ def _(query: Tensor, *settings: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @register_flop_formula(torch.ops.solo_ext.fused_logsumexp)
 def _flops(query: Any, table: Any, *settings: Any, **_: Any) -> Any:
-    columns, with_mean = settings[2], settings[-1]
+    columns, with_mean = settings[1], settings[-1]
     return 2 * (1 + with_mean) * query[0] * query[1] * (table if columns is None else columns)[0]
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from solo_ext.kernels.tables import tile_rows, tiles_of
+from solo_ext.kernels.tiles import tile_rows, tiles_of
 
 
 class MixDraws(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from solo_ext.kernels.sinkhorn import SAFE_EXPONENT, Assignment
-from solo_ext.kernels.tables import tile_rows, tiles_of
+from solo_ext.kernels.tiles import tile_rows, tiles_of
 
 
 def prototype_contrast(

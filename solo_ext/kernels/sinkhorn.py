@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.core.distributed import max_over_ranks, sum_over_ranks
-from solo_ext.kernels.tables import tile_rows, tiles_of
+from solo_ext.kernels.tiles import tile_rows, tiles_of
 
 
 @torch.no_grad()

@@ -280,7 +280,7 @@ def contrastive(
                 powers=powers,
                 query_ids=anchor_ids,
                 table_ids=candidate_ids,
-                bound=scale,
+                unit=True,
                 compute_dtype=compute_dtype,
             )
         if in_batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -115,7 +115,7 @@ def info_nce_loss_func(
                 )
             return plain_info_nce(query, positive, negatives, temperature)
         lse, _ = table_logsumexp(
-            query, negatives, 1 / temperature, bound=1 / temperature, compute_dtype=compute_dtype
+            query, negatives, 1 / temperature, unit=True, compute_dtype=compute_dtype
         )
         # log(1 + exp(lse - s)), which is the cross-entropy.
         return F.softplus(lse[0] - (query * positive).sum(1) / temperature).mean()
@@ -175,35 +175,10 @@ def proto_nce_loss_func(
     """
     if query.ndim != 2:
         raise ValueError(f"query must be (N, D), got {tuple(query.shape)}")
-    negatives = None if negative_ids is None else [negative_ids]
-    return proto_nce_terms(
-        query,
-        [prototypes],
-        [concentration],
-        positive_ids.unsqueeze(0),
-        negatives,
-        collisions,
-        compute_dtype,
-    ).loss[0]
-
-
-class ProtoNCETerms(NamedTuple):
-    """The losses and the values that show how they behave, of each of M clusterings.
-
-    Attributes:
-        loss: (M,) means over the queries.
-        accuracy: (M,) in [0, 1], share of queries with no larger logit than that of their own
-            prototype; without gradient.
-
-    Example:
-        >>> prototypes, phi = torch.eye(3), torch.full((3,), 0.2)
-        >>> terms = proto_nce_terms(torch.eye(3), [prototypes], [phi], torch.tensor([[0, 1, 0]]))
-        >>> terms.loss.shape, terms.accuracy
-        (torch.Size([1]), tensor([0.6667]))
-    """
-
-    loss: Tensor
-    accuracy: Tensor
+    tables = [prototypes], [concentration], positive_ids.unsqueeze(0)
+    drawn = None if negative_ids is None else [negative_ids]
+    losses, _ = proto_nce_terms(query.unsqueeze(0), *tables, drawn, collisions, compute_dtype)
+    return losses[0]
 
 
 def proto_nce_terms(
@@ -215,43 +190,45 @@ def proto_nce_terms(
     collisions: Collisions = "paper",
     compute_dtype: torch.dtype | None = None,
     scaled: Sequence[Tensor] | None = None,
-) -> ProtoNCETerms:
-    """The ProtoNCE losses of M clusterings, and the share of queries that find their prototype.
+) -> tuple[Tensor, Tensor]:
+    """The ProtoNCE losses of M clusterings (M,), and shares of queries that find their prototype.
 
-    Arguments and errors as in :func:`proto_nce_loss_func`, a table for each clustering, (M, N)
-    positives and as many (R,) negatives as clusterings. The query may also be (V, N, D), V views of
-    the images whose prototypes ``positive_ids`` are; all are compared with the same columns.
-    ``scaled`` are constant prototypes over their concentrations in the dtype of the products'
-    factors, for callers that compute them once for many batches.
+    Arguments and errors as in :func:`proto_nce_loss_func`, but (V, N, D) queries, V views of the
+    images whose prototypes ``positive_ids`` (M, N) are; a table for each clustering, and (R,)
+    negatives. The shares (M,), without gradient, are of queries with no larger logit than that of
+    their own prototype.
+
+    Args:
+        scaled: constant prototypes over their concentrations in the dtype of the products'
+            factors, for callers that compute them once for many batches.
 
     Example:
-        >>> query, tables = torch.randn(4, 8), [F.normalize(torch.randn(k, 8)) for k in (3, 9)]
+        >>> query, tables = torch.randn(1, 4, 8), [F.normalize(torch.randn(k, 8)) for k in (3, 9)]
         >>> phis, ids = [torch.full((k,), 0.2) for k in (3, 9)], torch.zeros(2, 4).long()
-        >>> terms = proto_nce_terms(query, tables, phis, ids)
-        >>> terms.loss.shape, terms.accuracy.shape
+        >>> losses, accuracy = proto_nce_terms(query, tables, phis, ids)
+        >>> losses.shape, accuracy.shape
         (torch.Size([2]), torch.Size([2]))
     """
     for table, phi in zip(prototypes, concentration, strict=True):
         check_table("prototypes", table, query)
         for name, given, shape in (
             ("concentration", phi, table.shape[:1]),
-            ("positive_ids", positive_ids[0], query.shape[-2:-1]),
+            ("positive_ids", positive_ids[0], query.shape[1:2]),
         ):
             if given.shape != shape:
                 raise ValueError(f"{name} must be {tuple(shape)}, got {tuple(given.shape)}")
     if collisions not in ("paper", "merge"):
         raise ValueError(f"collisions={collisions!r}: must be 'paper' or 'merge'")
+    count = len(prototypes)
     query, *tables = full_precision(query, *prototypes, *concentration)
-    prototypes, concentration = tables[: len(prototypes)], tables[len(prototypes) :]
-    negatives = [None] * len(prototypes) if negative_ids is None else negative_ids
-    clusterings = list(zip(prototypes, concentration, positive_ids, negatives, strict=True))
+    negatives = [None] * count if negative_ids is None else negative_ids
+    clusterings = list(zip(tables[:count], tables[count:], positive_ids, negatives, strict=True))
     with full_precision_products(query.device):
         query = F.normalize(query, dim=-1)
-        flat = query.flatten(0, -2)
-        rows = torch.stack([table[ids] for table, _, ids, _ in clusterings])
-        phis = torch.stack([phi[ids] for _, phi, ids, _ in clusterings])
-        if query.ndim == 3:
-            rows, phis = rows.unsqueeze(1), phis.unsqueeze(1)
+        flat = query.flatten(0, 1)
+        # Logits of the queries' own prototypes, (M, V N).
+        rows = torch.stack([table[ids] for table, _, ids, _ in clusterings]).unsqueeze(1)
+        phis = torch.stack([phi[ids] for _, phi, ids, _ in clusterings]).unsqueeze(1)
         own = ((query * rows).sum(-1) / phis).flatten(1)
         found = []
         for m, (table, phi, positives, drawn) in enumerate(clusterings):
@@ -261,14 +238,11 @@ def proto_nce_terms(
                 if collisions == "merge":
                     repeated = _repeated(columns, len(table))
                     log_weight = own.new_zeros(()).where(~repeated, float("-inf"))
-            scale: Tensor | float = 1.0
-            if scaled is None:
-                scale = 1 / (phi if columns is None else phi[columns]).detach()
             found.append(
                 table_logsumexp(
                     flat,
-                    table if scaled is None else scaled[m],
-                    scale,
+                    table * (1 / phi).unsqueeze(1) if scaled is None else scaled[m],
+                    1.0,
                     columns=columns,
                     log_weight=log_weight,
                     compute_dtype=compute_dtype,
@@ -282,7 +256,7 @@ def proto_nce_terms(
         if any(x.requires_grad for x in tables):
             # The kernel treats both as constants.
             loss = torch.stack([plain_proto_nce(query, *c, collisions) for c in clusterings])
-        return ProtoNCETerms(loss, reached.to(loss.dtype).mean(1))
+        return loss, reached.to(loss.dtype).mean(1)
 
 
 def _repeated(ids: Tensor, size: int) -> Tensor:

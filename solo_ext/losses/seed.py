@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision_products
-from solo_ext.kernels import dispatch
-from solo_ext.kernels.tables import Sums, Sweep, table_logsumexp, tiled_sums
+from solo_ext.kernels.tables import table_logsumexp, table_mean
 from solo_ext.losses.common import LOSSES, check_positive, check_table, unit_rows
 
 
@@ -55,41 +53,6 @@ class SEEDTerms(NamedTuple):
     own: Tensor
 
 
-@torch.no_grad()
-def table_mean(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """``log sum_j exp(scale q_i . t_j)`` (N,) and ``sum_j softmax_j(scale q_i . t_j) t_j`` (N, D).
-
-    Of queries (N, D) and a table (K, D), fp32 or fp64, without gradient; zero means for K = 0.
-
-    Example:
-        >>> query, table = torch.randn(4, 8), torch.randn(1000, 8)
-        >>> lse, mean = table_mean(query, table, 5.0)
-        >>> torch.allclose(mean, (5.0 * query @ table.T).softmax(1) @ table, atol=1e-5)
-        True
-    """
-    sweep = Sweep(scale)
-
-    def plain(query: Tensor) -> tuple[Tensor, Tensor]:
-        logits = (query * scale) @ table.T
-        return logits.logsumexp(1), logits.softmax(1) @ table
-
-    def of(sums: Sums) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        def first(query: Tensor) -> tuple[Tensor, Tensor]:
-            lse, mean, _ = sums(sweep, query, table, True)
-            assert mean is not None
-            return lse[0], mean[0]
-
-        return first
-
-    forms: dict[dispatch.Form, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
-        "plain": plain,
-        "tiles": of(tiled_sums),
-    }
-    if dispatch.has_fused(query):
-        forms["fused"] = of(Sweep.fused)
-    return dispatch.run("table_mean", forms, [query], len(table))
-
-
 def seed_terms(
     student: Tensor,
     teacher: Tensor,
@@ -119,7 +82,7 @@ def seed_terms(
     with full_precision_products(student.device):
         of_queue, mean = table_mean(teacher, queue, sharpness)
         predicted, _ = table_logsumexp(
-            student, queue, scale, bound=scale, compute_dtype=compute_dtype
+            student, queue, scale, unit=True, compute_dtype=compute_dtype
         )
         # Take all logits relative to the image's own entry d_0 = t: low temperatures make the
         # logits large, but their differences stay small.

@@ -267,7 +267,7 @@ class PCL(BaseMomentumMethod):
         # the cluster of the query's image.
         s = state.of(indices)
         # Stack the views: gradients are then summed in a fixed order.
-        terms = proto_nce_terms(
+        losses, accuracy = proto_nce_terms(
             torch.stack(list(queries)),
             state.prototypes,
             state.concentration,
@@ -279,9 +279,9 @@ class PCL(BaseMomentumMethod):
         )
         shared = ((s.unsqueeze(1) == s.unsqueeze(2)).sum(2) > 1).float().mean(1)
         for m, name in enumerate(state.names):
-            metrics[f"train_proto_acc_{name}"] = terms.accuracy[m]
+            metrics[f"train_proto_acc_{name}"] = accuracy[m]
             metrics[f"train_collisions_{name}"] = shared[m]
-        proto = metrics["train_proto_nce_loss"] = terms.loss.mean()
+        proto = metrics["train_proto_nce_loss"] = losses.mean()
         return info + self.kwargs.proto_weight * proto, metrics
 
     def _negatives(self, positives: Tensor, seed: int) -> list[Tensor] | None:

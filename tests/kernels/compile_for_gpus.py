@@ -20,7 +20,7 @@ MEMORY = {80: 163 * 1024, 90: 227 * 1024}
 NUMBERS = ("N", "K", "D", "blocks", "span", "shares")
 SCALARS = {**dict.fromkeys(NUMBERS, "i32"), "scale": "fp32"}
 IDS = {"query_ids": "*i64", "table_ids": "*i64"}
-WEIGHTS = {"row_scale": "*fp32", "columns": "*i64", "log_weight": "*fp32"}
+WEIGHTS = {"columns": "*i64", "log_weight": "*fp32"}
 OPTIONAL = {**IDS, **WEIGHTS}
 
 

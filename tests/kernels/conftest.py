@@ -15,7 +15,7 @@ from solo_ext.kernels import (
     mixed_logsumexp,
     nearest_rows,
     prototype_contrast,
-    tables,
+    tiles,
 )
 
 Launches = Callable[[Callable[[], Any]], int]
@@ -66,7 +66,7 @@ def tiled(monkeypatch: pytest.MonkeyPatch, force: Force) -> Tiled:
     def apply(rows: int | None) -> None:
         if rows is not None:
             force("tiles")
-            for module in (in_batch, mixed_logsumexp, nearest_rows, prototype_contrast, tables):
+            for module in (in_batch, mixed_logsumexp, nearest_rows, prototype_contrast, tiles):
                 monkeypatch.setattr(module, "tile_rows", lambda *_, **__: rows)
 
     return apply

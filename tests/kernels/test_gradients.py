@@ -57,7 +57,7 @@ KERNELS: dict[str, Kernel] = {
     "mixed": mixed,
     "prototypes": prototypes,
     "table": lambda q, t: table_logsumexp(q, t, 3.0, powers=(1.5, 0.5))[0].sum(),
-    "bounded table": lambda q, t: table_logsumexp(q, t, 3.0, bound=3.0)[0].sum(),
+    "bounded table": lambda q, t: table_logsumexp(q, t, 3.0, unit=True)[0].sum(),
 }
 EVERY = pytest.mark.parametrize("name", KERNELS)
 

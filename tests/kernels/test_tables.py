@@ -10,26 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solo_ext.kernels.tables import BOUND, table_logsumexp
-from solo_ext.losses.seed import table_mean
+from solo_ext.kernels.tables import BOUND, table_logsumexp, table_mean
 
 N, K, D = 6, 23, 5
 POWERS = pytest.mark.parametrize("powers", [(1.0,), (0.4,), (1.7, 0.7), (2.0, 1.0, 0.3)])
-BOUNDED = pytest.mark.parametrize("bound", [None, 5.5])
+UNIT = pytest.mark.parametrize("unit", [False, True])
 PeakBytes = Callable[[Callable[[], Any]], int]
 Launches = Callable[[Callable[[], Any]], int]
 Tiled = Callable[[int | None], None]
 
 
-def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit rows, and scales below 5.5."""
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Unit rows."""
     generator = torch.Generator().manual_seed(0)
     query, table = (
         F.normalize(torch.randn(rows, D, generator=generator, dtype=torch.float64), dim=1)
         for rows in (N, K)
     )
-    scale = 0.5 + 5 * torch.rand(K, generator=generator, dtype=torch.float64)
-    return query.to(dtype).requires_grad_(), table.to(dtype), scale.to(dtype)
+    return query.to(dtype).requires_grad_(), table.to(dtype)
 
 
 def weights_of(columns: int) -> Tensor:
@@ -40,7 +38,7 @@ def weights_of(columns: int) -> Tensor:
 def plain(
     query: Tensor,
     table: Tensor,
-    scale: Tensor | float,
+    scale: float,
     log_weight: Tensor | None = None,
     powers: tuple[float, ...] = (1.0,),
 ) -> Tensor:
@@ -57,15 +55,15 @@ def slope(lse: Tensor, query: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("tile", [None, 1, 7, 100])
 @POWERS
-@BOUNDED
+@UNIT
 def test_rows_with_the_query_s_id_are_left_out(
-    tiled: Tiled, tile: int | None, powers: tuple[float, ...], bound: float | None
+    tiled: Tiled, tile: int | None, powers: tuple[float, ...], unit: bool
 ) -> None:
     """As if they had no weight, and query by query."""
     tiled(tile)
-    query, table, _ = inputs()
+    query, table = inputs()
     ids, own = torch.arange(K) % 9, torch.arange(N)
-    settings: Any = {"powers": powers, "bound": bound}
+    settings: Any = {"powers": powers, "unit": unit}
     found, _ = table_logsumexp(query, table, 4.5, query_ids=own, table_ids=ids, **settings)
     rows = [plain(query[i : i + 1], table[ids != i], 4.5, powers=powers) for i in range(N)]
     expected = torch.cat(rows, 1)
@@ -74,40 +72,37 @@ def test_rows_with_the_query_s_id_are_left_out(
 
 
 @pytest.mark.parametrize("tile", [None, 1, 7, 100])
-@pytest.mark.parametrize("scalar", [True, False])
 @pytest.mark.parametrize("weighted", [False, True])
 @POWERS
-@BOUNDED
+@UNIT
 def test_equals_the_plain_form(
     tiled: Tiled,
     tile: int | None,
-    scalar: bool,
     weighted: bool,
     powers: tuple[float, ...],
-    bound: float | None,
+    unit: bool,
 ) -> None:
     """Over rows of the table in any order, one again and again, and over all of it."""
     tiled(tile)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
         for columns in (None, torch.tensor([20, 3, 3, 0, 22, 3, 8, 1, 20])):
-            query, table, scales = inputs(dtype)
+            query, table = inputs(dtype)
             rows = table if columns is None else table[columns]
-            scale = 4.5 if scalar else scales[: len(rows)]
             log_weight = weights_of(len(rows)).to(dtype) if weighted else None
             found, largest = table_logsumexp(
                 query,
                 table,
-                scale,
+                4.5,
                 powers=powers,
                 columns=columns,
                 log_weight=log_weight,
-                bound=bound,
+                unit=unit,
             )
-            expected = plain(query, rows, scale, log_weight, powers)
+            expected = plain(query, rows, 4.5, log_weight, powers)
             assert found.dtype == dtype
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-            most = (query @ rows.T * scale).detach().amax(1)
-            if bound is None:
+            most = (query @ rows.T * 4.5).detach().amax(1)
+            if not unit:
                 torch.testing.assert_close(largest, most, rtol=tolerance, atol=tolerance)
             assert not largest.requires_grad
             ours, theirs = slope(found, query), slope(expected, query)
@@ -116,7 +111,7 @@ def test_equals_the_plain_form(
 
 @pytest.mark.parametrize("size", [0, K])
 def test_mean_equals_the_plain_form(size: int) -> None:
-    query, table, _ = inputs()
+    query, table = inputs()
     for scale in (1.0, 50.0, 1e4):
         lse, mean = table_mean(query, table[:size], scale)
         logits = scale * query.detach() @ table[:size].T
@@ -127,8 +122,8 @@ def test_mean_equals_the_plain_form(size: int) -> None:
 
 def test_large_similarities_do_not_overflow(tiled: Tiled) -> None:
     tiled(4)
-    query, table, scale = inputs(torch.float32)
-    lse, _ = table_logsumexp(query, table, 1e4 * scale, powers=(3.0, 2.0))
+    query, table = inputs(torch.float32)
+    lse, _ = table_logsumexp(query, table, 1e4, powers=(3.0, 2.0))
     assert lse.isfinite().all()
     assert slope(lse, query).isfinite().all()
 
@@ -138,16 +133,16 @@ def test_single_precision_at_the_bound(sign: float) -> None:
     """All similarities as large, or as low, as they can be."""
     query = F.normalize(torch.ones(N, D), dim=1).requires_grad_()
     table = sign * query.detach()[:1].repeat(2000, 1)
-    lse, _ = table_logsumexp(query, table, BOUND, bound=BOUND)
+    lse, _ = table_logsumexp(query, table, BOUND, unit=True)
     expected = torch.tensor(2000.0).log() + sign * BOUND
     torch.testing.assert_close(lse, expected.expand(1, N), rtol=1e-5, atol=0)
     torch.testing.assert_close(slope(lse, query)[0], BOUND * table[0], rtol=1e-4, atol=0)
 
 
 def test_running_maximum_where_the_bound_is_too_large() -> None:
-    query, table, _ = inputs()
-    for bound, powers, spared in ((40.0, (1.0,), True), (40.1, (1.0,), False), (21, (2.0,), False)):
-        _, largest = table_logsumexp(query, table, 1.0, powers=powers, bound=bound)
+    query, table = inputs()
+    for scale, powers, spared in ((40.0, (1.0,), True), (40.1, (1.0,), False), (21, (2.0,), False)):
+        _, largest = table_logsumexp(query, table, scale, powers=powers, unit=True)
         assert largest.isnan().all() == spared
 
 
@@ -155,40 +150,36 @@ def test_running_maximum_where_the_bound_is_too_large() -> None:
 def test_rows_without_weight_are_left_out(tiled: Tiled, tile: int) -> None:
     """Also where they fill the first tile, or all of them."""
     tiled(tile)
-    query, table, scale = inputs()
+    query, table = inputs()
     kept = torch.arange(K) % 7 > 4
     log_weight = torch.where(kept, 0.0, float("-inf")).double()
-    found, _ = table_logsumexp(query, table, scale, log_weight=log_weight)
-    expected = plain(query, table[kept], scale[kept])
+    found, _ = table_logsumexp(query, table, 4.5, log_weight=log_weight)
+    expected = plain(query, table[kept], 4.5)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(slope(found, query), slope(expected, query))
     nothing = torch.full_like(log_weight, float("-inf"))
-    lse, _ = table_logsumexp(query, table, scale, log_weight=nothing)
+    lse, _ = table_logsumexp(query, table, 4.5, log_weight=nothing)
     assert (lse == float("-inf")).all()
     assert not slope(lse, query).any()
 
 
-@BOUNDED
-def test_no_rows(bound: float | None) -> None:
-    query, table, scale = inputs()
+@UNIT
+def test_no_rows(unit: bool) -> None:
+    query, table = inputs()
     nothing = torch.empty(0, dtype=torch.long)
     for rows, columns in ((table[:0], None), (table, nothing)):
-        lse, _ = table_logsumexp(
-            query, rows, scale[:0], columns=columns, powers=(2.0, 1.0), bound=bound
-        )
+        lse, _ = table_logsumexp(query, rows, 4.5, columns=columns, powers=(2.0, 1.0), unit=unit)
         assert (lse == float("-inf")).all()
         assert not slope(lse, query).any()
 
 
 @POWERS
-@BOUNDED
-def test_factors_of_half_precision(
-    tiled: Tiled, powers: tuple[float, ...], bound: float | None
-) -> None:
+@UNIT
+def test_factors_of_half_precision(tiled: Tiled, powers: tuple[float, ...], unit: bool) -> None:
     tiled(7)
-    query, table, _ = inputs(torch.float32)
+    query, table = inputs(torch.float32)
     exact, half = (
-        table_logsumexp(query, table, 5.0, powers=powers, bound=bound, compute_dtype=d)[0]
+        table_logsumexp(query, table, 5.0, powers=powers, unit=unit, compute_dtype=d)[0]
         for d in (None, torch.bfloat16)
     )
     assert half.dtype == torch.float32
@@ -201,31 +192,27 @@ def test_factors_of_half_precision(
 
 def test_fewer_launches_without_a_running_maximum(launches: Launches, tiled: Tiled) -> None:
     """Product, exponential, sum twice and the mean, of every tile."""
-    query, _, _ = inputs(torch.float32)
+    query, _ = inputs(torch.float32)
     table = F.normalize(torch.randn(700, D), dim=1)
 
-    def of(tile: int, bound: float | None = 5.0, dtype: torch.dtype | None = None) -> int:
+    def of(tile: int, unit: bool = True, dtype: torch.dtype | None = None) -> int:
         tiled(tile)
-        return launches(
-            lambda: table_logsumexp(query, table, 5.0, bound=bound, compute_dtype=dtype)
-        )
+        return launches(lambda: table_logsumexp(query, table, 5.0, unit=unit, compute_dtype=dtype))
 
     assert of(7) - of(70) == 5 * 90
     assert of(7, dtype=torch.bfloat16) - of(70, dtype=torch.bfloat16) == 9 * 90
-    assert of(7) < of(7, bound=None) / 2
+    assert of(7) < of(7, unit=False) / 2
 
 
-@BOUNDED
-def test_memory_does_not_grow_with_the_table(peak_bytes: PeakBytes, bound: float | None) -> None:
+@UNIT
+def test_memory_does_not_grow_with_the_table(peak_bytes: PeakBytes, unit: bool) -> None:
     def peak(rows: int) -> int:
         query = F.normalize(torch.randn(64, 32), dim=1).requires_grad_()
         table = F.normalize(torch.randn(rows, 32), dim=1)
-        return peak_bytes(
-            lambda: table_logsumexp(query, table, 5.0, bound=bound)[0].sum().backward()
-        )
+        return peak_bytes(lambda: table_logsumexp(query, table, 5.0, unit=unit)[0].sum().backward())
 
     small, large = peak(8192), peak(65536)
     assert small > 2**20, "the tile itself must be seen"
     assert large <= 1.05 * small
-    if bound is not None:
+    if unit:
         assert small < 1.1 * 2**20, "one tile and little else"

@@ -109,12 +109,13 @@ def test_equal_concentrations_are_a_temperature() -> None:
 def test_accuracy_is_the_share_of_nearest() -> None:
     prototypes, phi = torch.eye(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
     ids = torch.tensor([[0, 1, 2, 0]])
-    terms = proto_nce_terms(prototypes[[0, 1, 2, 3]], [prototypes], [phi], ids)
-    assert float(terms.accuracy) == 0.75
+    _, accuracy = proto_nce_terms(prototypes[None, [0, 1, 2, 3]], [prototypes], [phi], ids)
+    assert float(accuracy) == 0.75
     # A batch-mate's copy of one's own prototype is no nearer one.
     ids = torch.tensor([[0, 0]])
-    terms = proto_nce_terms(prototypes[[0, 0]], [prototypes], [phi], ids, [torch.tensor([1])])
-    assert float(terms.accuracy) == 1.0
+    drawn = [torch.tensor([1])]
+    _, accuracy = proto_nce_terms(prototypes[None, [0, 0]], [prototypes], [phi], ids, drawn)
+    assert float(accuracy) == 1.0
 
 
 @pytest.mark.parametrize("negatives", [None, [torch.tensor([5, 1, 11]), torch.tensor([4])]])
@@ -130,21 +131,21 @@ def test_views_of_the_same_images(
     views = torch.stack([unit(3, seed) + seen for seed in (5, 6)]).requires_grad_()
     scaled = [c / phi[:, None] for c, phi in zip(tables, phis, strict=True)] if kept else None
     rest = negatives, collisions, None, scaled
-    found = proto_nce_terms(views, tables, phis, ids, *rest)
+    losses, accuracy = proto_nce_terms(views, tables, phis, ids, *rest)
     for m, (prototypes, phi) in enumerate(zip(tables, phis, strict=True)):
         own = prototypes, phi, ids[m]
         drawn = None if negatives is None else negatives[m]
         loss = torch.stack(
             [proto_nce_loss_func(view, *own, drawn, collisions) for view in views]
         ).mean()
-        torch.testing.assert_close(found.loss[m], loss, rtol=1e-12, atol=0)
+        torch.testing.assert_close(losses[m], loss, rtol=1e-12, atol=0)
         ours, theirs = (
-            torch.autograd.grad(x, views, retain_graph=True)[0] for x in (found.loss[m], loss)
+            torch.autograd.grad(x, views, retain_graph=True)[0] for x in (losses[m], loss)
         )
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
-    alone = [proto_nce_terms(view, tables, phis, ids, *rest).accuracy for view in views]
-    torch.testing.assert_close(found.accuracy, torch.stack(alone).mean(0))
-    assert (found.accuracy > 0).any()
+    alone = [proto_nce_terms(view[None], tables, phis, ids, *rest)[1] for view in views]
+    torch.testing.assert_close(accuracy, torch.stack(alone).mean(0))
+    assert (accuracy > 0).any()
     with pytest.raises(ValueError, match=r"query must be \(N, D\), got \(2, 3, 5\)"):
         proto_nce_loss_func(views, tables[0], phis[0], ids[0])
     with pytest.raises(ValueError, match=r"positive_ids must be \(3,\).*\(2,\)"):
@@ -182,18 +183,19 @@ def test_factors_of_half_precision(drawn: bool) -> None:
     drawn_ids = None if negatives is None else [negatives]
     lists: Any = ([prototypes], [phi], ids[None], drawn_ids, "merge")
     scaled = [(prototypes / phi[:, None]).bfloat16()]
-    exact = proto_nce_terms(query, *lists)
+    views = query.unsqueeze(0)
+    exact, found = proto_nce_terms(views, *lists)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        half = proto_nce_terms(query, *lists, torch.bfloat16)
-        kept = proto_nce_terms(query, *lists, torch.bfloat16, scaled)
-    torch.testing.assert_close(kept, half)
-    assert half.loss.dtype == torch.float32
-    assert not torch.equal(half.loss, exact.loss)
-    torch.testing.assert_close(half.loss, exact.loss, rtol=0, atol=0.02)
-    assert half.accuracy == exact.accuracy == 1
-    one, two = (torch.autograd.grad(x.loss, query)[0] for x in (half, exact))
+        half, found_half = proto_nce_terms(views, *lists, torch.bfloat16)
+        kept = proto_nce_terms(views, *lists, torch.bfloat16, scaled)
+    torch.testing.assert_close(kept, (half, found_half))
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, exact)
+    torch.testing.assert_close(half, exact, rtol=0, atol=0.02)
+    assert found_half == found == 1
+    one, two = (torch.autograd.grad(x, query)[0] for x in (half, exact))
     assert (one - two).norm() < 0.05 * two.norm()
-    assert torch.equal(half.loss[0], proto_nce_loss_func(query, *rest, torch.bfloat16))
+    assert torch.equal(half[0], proto_nce_loss_func(query, *rest, torch.bfloat16))
 
 
 def test_info_nce_equals_the_loop() -> None:

@@ -64,9 +64,8 @@ def ours(
     prototypes, concentration, assignments = zip(*tables, strict=True)
     dtype = None if scaled[0].dtype == query.dtype else scaled[0].dtype
     settings: Any = ids, "paper", dtype, scaled
-    return proto_nce_terms(
-        query, prototypes, concentration, torch.stack(assignments), *settings
-    ).loss.mean()
+    views, positives = query.unsqueeze(0), torch.stack(assignments)
+    return proto_nce_terms(views, prototypes, concentration, positives, *settings)[0].mean()
 
 
 def plain_all(query: Tensor, table: Table) -> Tensor:
