@@ -27,7 +27,7 @@ def test_export(own_run: Path, command: Command) -> None:
     assert record["difference"] <= 1e-6
     assert (result.err, result.noise) == ("", [])
     found = load_exported(out)
-    assert found.features_dim == record["features_dim"] == 8
+    assert found.metadata.features_dim == record["features_dim"] == 8
     assert found.backbone(torch.zeros(2, 3, 32, 32)).shape == (2, 8)
 
 
