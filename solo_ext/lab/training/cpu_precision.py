@@ -66,7 +66,13 @@ def right(layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True) 
 
     >>> right(nn.Conv2d(8, 16, 3, padding=1), (8, 4, 4))
     True
+    >>> right(nn.Conv2d(8, 16, 3, stride=2, padding=1), (8, 1, 1))
+    False
     """
+    if shape[1:] == (1, 1) and layer.stride != (1, 1) and layer.kernel_size != (1, 1):
+        # oneDNN leaves gradients of taps that see only padding unwritten there (torch 2.15). The
+        # memory often holds zeros, which are right, so that comparing shows it only now and then.
+        return False
     form = torch.channels_last if channels_last else torch.contiguous_format
     generator = torch.Generator().manual_seed(0)
 

@@ -127,8 +127,9 @@ def test_damaged_file_of_an_unfinished_training_counts_for_nothing(
 
 
 def test_mixed_precision(call: Call, tmp_path: Path) -> None:
-    plain = call(out=tmp_path / "a", epochs=1)
-    mixed = call(out=tmp_path / "b", epochs=1, precision="bf16-mixed")
+    # On smaller images the last maps have one pixel, whose bf16 gradients are not always written.
+    plain = call(out=tmp_path / "a", epochs=1, crop_size=32)
+    mixed = call(out=tmp_path / "b", epochs=1, crop_size=32, precision="bf16-mixed")
     assert mixed["train_loss"] != plain["train_loss"]
     assert mixed["train_loss"] == pytest.approx(plain["train_loss"], rel=0.1)
 
