@@ -23,7 +23,7 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.lab.evaluation.context import EvalContext
-from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
+from solo_ext.lab.evaluation.protocol import Protocol, Row
 from solo_ext.lab.pages import plain_text, png_of
 
 Method = Literal["pca", "tsne", "umap"]
@@ -33,7 +33,7 @@ _NEIGHBOURS = 15
 _LEGEND_ROWS = 20
 
 
-class FeatureMap(BackboneProtocol):
+class FeatureMap(Protocol):
     """Settings of ``eval map``: features in two dimensions, a picture for each method.
 
     >>> FeatureMap(methods=["pca"], max_images=1000).perplexity

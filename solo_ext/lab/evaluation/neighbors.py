@@ -16,7 +16,7 @@ from solo_ext.core.types import PositiveInt
 from solo_ext.data.transforms import FixedView
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.map import save_picture, seeded_sample, shortened
-from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
+from solo_ext.lab.evaluation.protocol import Protocol, Row
 from solo_ext.lab.pages import plain_text
 from solo_ext.memory.knn import cosines, inverse_norms
 
@@ -26,7 +26,7 @@ _BLOCK = 2**24
 _PIXELS = 128
 
 
-class Neighbors(BackboneProtocol):
+class Neighbors(Protocol):
     """Settings of ``eval neighbors``: test images beside the nearest training images.
 
     >>> Neighbors(queries=5)

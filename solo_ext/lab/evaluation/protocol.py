@@ -21,24 +21,33 @@ the report embeds; ``saved``: file name of weights; ``files``: paths of further 
 
 
 class Protocol(Section):
-    """Settings of a protocol; the two kinds below define how it measures.
+    """Settings of a protocol, and how it measures a backbone on a data set.
 
     Attributes:
         title: its name in tables.
         by_default: whether the suite runs it without being asked.
         needs_every_image: whether it cannot go without unreadable images.
 
-    >>> Protocol.headline([{"k": 20, "acc1": 87.5}])
+    >>> class Parameters(Protocol):
+    ...     title = "Size"
+    ...     def run(self, context):
+    ...         return [{"parameters": sum(p.numel() for p in context.backbone().parameters())}]
+    >>> Parameters.headline([{"acc1": 87.5, "parameters": 1000}])
     {'acc1': 87.5}
     """
 
     title: ClassVar[str]
     by_default: ClassVar[bool] = True
-    needs_every_image: ClassVar[bool] = False
+    # The next readable image stands in for a skipped one, and would be shown or trained on twice.
+    needs_every_image: ClassVar[bool] = True
 
     def depends_on(self, context: EvalContext) -> list[str | None]:
         """Digests of other images than the context's that are measured, ``None`` if unknown."""
         return []
+
+    @abstractmethod
+    def run(self, context: EvalContext) -> list[Row]:
+        """Measures; settings, images or a backbone that do not fit are a ``UserError``."""
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
@@ -58,28 +67,14 @@ class FeatureProtocol(Protocol):
     [{'length': 2.0}]
     """
 
+    needs_every_image: ClassVar[bool] = False
+
     @abstractmethod
     def measure(self, features: Features) -> list[Row]:
         """Measures features; settings that they do not allow are a ``UserError``."""
 
-
-class BackboneProtocol(Protocol):
-    """A protocol that needs the backbone itself, the images, or a place for pictures.
-
-    >>> class Parameters(BackboneProtocol):
-    ...     title = "Size"
-    ...     def run(self, context):
-    ...         return [{"parameters": sum(p.numel() for p in context.backbone().parameters())}]
-    >>> Parameters.needs_every_image
-    True
-    """
-
-    # The next readable image stands in for a skipped one, and would be shown or trained on twice.
-    needs_every_image: ClassVar[bool] = True
-
-    @abstractmethod
     def run(self, context: EvalContext) -> list[Row]:
-        """Measures a backbone on a data set; what these do not allow is a ``UserError``."""
+        return self.measure(context.features.to(context.device))
 
 
 def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
@@ -101,11 +96,11 @@ def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
         problem = f"{protocol.title} needs every image, and this leaves some out"
         remedy = "remove them, and take refuse, or name protocols on features alone"
         raise ConfigError("data.unreadable", "skip", problem, remedy)
+    if not context.ranks.rank:
+        return protocol.run(context)
     if isinstance(protocol, FeatureProtocol):
-        features = context.features
-        return [] if context.ranks.rank else protocol.measure(features.to(context.device))
-    assert isinstance(protocol, BackboneProtocol)
-    return [] if context.ranks.rank else protocol.run(context)
+        _ = context.features
+    return []
 
 
 def protocols_of(

@@ -239,7 +239,7 @@ class _Suite:
                 "entries": entries,
             }
             write_text(self.folder / RECORD, json.dumps(record, indent=1))
-            write_text(self.folder / PAGE, render_suite(record, self.context.out))
+            write_text(self.folder / PAGE, _render_suite(record, self.context.out))
         return record
 
 
@@ -259,16 +259,8 @@ def _environment(device: str) -> dict[str, str]:
     return {"solo_ext": __version__, **packages, "device": where}
 
 
-def render_suite(record: Mapping[str, Any], folder: Path) -> str:
-    """The page of a suite's record, complete or not; embeds the pictures that lie in the folder.
-
-    >>> split, about = {"images": 50, "path": "images"}, {"run": "pixels", "method": None}
-    >>> about |= {"epoch": None, "entries": []}
-    >>> about |= {"checkpoint": "pixels", "checkpoint_sha256": "pixels", "image_size": 32}
-    >>> about |= {"backbone": {"name": "pixels"}, "environment": {}, "train": split, "test": split}
-    >>> "<h1>Evaluation of pixels</h1>" in render_suite(about, Path("."))
-    True
-    """
+def _render_suite(record: Mapping[str, Any], folder: Path) -> str:
+    """The page of a suite's record, complete or not; embeds the pictures that lie in the folder."""
     entries, backbone = record["entries"], record["backbone"]
     kwargs = ", ".join(f"{k} {v}" for k, v in (backbone.get("kwargs") or {}).items())
     trained = "" if record["epoch"] is None else f", {record['epoch']} epochs"

@@ -29,7 +29,7 @@ from solo_ext.data.loaders import ResumableLoader
 from solo_ext.data.transforms import pretrain_transform
 from solo_ext.data.views import EpochSampler, TrainingViews
 from solo_ext.lab.evaluation.context import EvalContext
-from solo_ext.lab.evaluation.protocol import BackboneProtocol, Row
+from solo_ext.lab.evaluation.protocol import Protocol, Row
 
 BASE_BATCH = 256
 """Rates are given for this batch size and scaled by batch / 256, as in solo-learn."""
@@ -38,7 +38,7 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 _DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
-class SupervisedProtocol(BackboneProtocol):
+class SupervisedProtocol(Protocol):
     """Base of the protocols that train on augmented views; by default random crops and flips.
 
     Attributes:

@@ -20,7 +20,6 @@ from solo_ext.lab.evaluation.linear_augmented import LinearAugmented
 from solo_ext.lab.evaluation.map import FeatureMap
 from solo_ext.lab.evaluation.neighbors import Neighbors
 from solo_ext.lab.evaluation.protocol import (
-    BackboneProtocol,
     Protocol,
     Row,
     files_of,
@@ -59,7 +58,7 @@ class TransferData(Section):
     streaming: Streaming | None = None
 
 
-class Transfer(BackboneProtocol):
+class Transfer(Protocol):
     """Settings of ``eval transfer``: protocols on several data sets, in one table.
 
     ``settings`` are those of the protocols, by protocol and name.

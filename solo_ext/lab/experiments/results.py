@@ -213,7 +213,7 @@ class Results:
     def differing(self, place: Place, *rows: str) -> list[str]:
         """Keys of the config that differ between the runs of rows."""
         first, *others = (r["config"] for row in rows for r in self.runs(place, row).values())
-        return sorted({key for config in others for key in differing_keys(first, config)})
+        return sorted({key for config in others for key in _differing_keys(first, config)})
 
 
 def read_results(folder: Path) -> Results:
@@ -291,18 +291,8 @@ _CAME_LATER = {
 """Keys that earlier records lack, and what they mean there."""
 
 
-def differing_keys(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Keys in which two configs differ, but for seed, names and what is written where.
-
-    >>> one = {"seed": 1, "optimizer": {"lr": 0.3, "name": "sgd"}}
-    >>> differing_keys(one, {"seed": 2, "optimizer": {"lr": 0.1, "name": "sgd"}})
-    ['optimizer.lr']
-    >>> differing_keys({}, {"performance": {"compile": False}})
-    []
-    >>> view, later = {"crop_size": 32}, {"crop_size": 32, "random_erasing": None}
-    >>> differing_keys({"augmentations": [view]}, {"augmentations": [later]})
-    []
-    """
+def _differing_keys(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Keys in which two configs differ, but for seed, names and what is written where."""
     first, second = ({**_CAME_LATER, **dict(_flat(given))} for given in (config, other))
     found = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
     own = ("seed", "name", "checkpoint", "loggers", "wandb")
@@ -318,15 +308,6 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield key, [{k: v for k, v in view.items() if v is not None} for view in value]
         else:
             yield f"{prefix}{key}", value
-
-
-def not_isolated(keys: Iterable[str], isolates: Sequence[str]) -> list[str]:
-    """Differing keys that ``isolates`` does not name, neither themselves nor their section.
-
-    >>> not_isolated(["method_kwargs.beta", "optimizer.lr"], ["method_kwargs"])
-    ['optimizer.lr']
-    """
-    return [k for k in keys if not any(f"{k}.".startswith(f"{own}.") for own in isolates)]
 
 
 def _conditions(record: Record) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from solo_ext.lab.experiments.results import Estimate, Place, Results, not_isolated
+from solo_ext.lab.experiments.results import Estimate, Place, Results
 from solo_ext.lab.experiments.settings import Hypothesis
 
 Answer = Literal["reproduced", "equivalent", "contradicted", "undecided"]
@@ -84,7 +85,7 @@ def _objection(
     if unlike := results.unlike(place, claim.row, claim.base):
         return f"the rows are not of the same {', '.join(unlike)}"
     keys = results.differing(place, claim.row, claim.base)
-    if claim.isolates is not None and (others := not_isolated(keys, claim.isolates)):
+    if claim.isolates is not None and (others := _not_isolated(keys, claim.isolates)):
         return f"the rows differ in {', '.join(others)} too"
     if name not in results.written:
         return "it was not noted before its runs"
@@ -98,3 +99,8 @@ def _objection(
         return f"{known} of its runs were known when it was written"
     count = mean.count if mean else 0
     return f"{count} of {claim.seeds} pairs" if count < claim.seeds else ""
+
+
+def _not_isolated(keys: Iterable[str], isolates: Sequence[str]) -> list[str]:
+    """Differing keys that ``isolates`` does not name, neither themselves nor their section."""
+    return [k for k in keys if not any(f"{k}.".startswith(f"{own}.") for own in isolates)]

@@ -16,7 +16,7 @@ from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
-from solo_ext.lab.evaluation.suite import evaluate_suite, read_suite_settings, render_suite
+from solo_ext.lab.evaluation.suite import _render_suite, evaluate_suite, read_suite_settings
 
 QUICK: dict[str, Any] = {
     "protocols": ["knn", "geometry"],
@@ -303,6 +303,6 @@ def test_pictures_of_other_folders_are_not_shown(name: str, run: Path, tmp_path:
         place.write_bytes(b"secret")
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
     entry = {**record["entries"][0], "results": [{"picture": name}]}
-    page = render_suite({**record, "entries": [entry]}, folder)
+    page = _render_suite({**record, "entries": [entry]}, folder)
     assert f"no picture {name}" in page
     assert "<img" not in page

@@ -13,13 +13,14 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.data.digits import digits_folder
 from solo_ext.lab.experiments import plan as planning
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
-from solo_ext.lab.experiments.results import differing_keys, not_isolated
+from solo_ext.lab.experiments.results import _differing_keys
 from solo_ext.lab.experiments.settings import (
     BenchmarkSettings,
     checked_benchmark,
     read_benchmark,
     shipped_benchmarks,
 )
+from solo_ext.lab.experiments.verdicts import _not_isolated
 
 
 def planned(tiny: dict[str, Any], **change: Any) -> list[PlannedRun]:
@@ -191,14 +192,14 @@ def assert_claims_isolate_what_they_say(
             continue
         for dataset in settings.datasets:
             held = {run.row: run.config for run in runs if run.dataset == dataset}
-            keys = differing_keys(held[claim.row], held[claim.base])
-            assert not_isolated(keys, claim.isolates) == [], name
+            keys = _differing_keys(held[claim.row], held[claim.base])
+            assert _not_isolated(keys, claim.isolates) == [], name
             named = [own for own in claim.isolates if not own.startswith("data.num_")]
             if settings.tuning is not None:
                 # Keys that tuning changes differ when it has been done; of a queue, momentum too.
                 tuned = [*settings.tuning.space, *settings.rows[claim.row].space, "momentum"]
-                named = [own for own in named if not_isolated(tuned, [own]) == tuned]
-            assert [own for own in named if not_isolated(keys, [own]) == keys] == [], name
+                named = [own for own in named if _not_isolated(tuned, [own]) == tuned]
+            assert [own for own in named if _not_isolated(keys, [own]) == keys] == [], name
 
 
 def assert_rows_are_on_equal_terms(settings: BenchmarkSettings, runs: list[PlannedRun]) -> None:

@@ -13,7 +13,7 @@ from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines
 from solo_ext.lab.experiments import run
 from solo_ext.lab.experiments.records import RECORDS, read_records
-from solo_ext.lab.experiments.results import Place, Results, read_results
+from solo_ext.lab.experiments.results import Place, Results, _differing_keys, read_results
 from tests.lab.experiments.report_records import (
     record,
     results,
@@ -166,3 +166,13 @@ def test_a_damaged_record_of_a_run_is_named(tmp_path: Path, damaged: str) -> Non
     file.write_text(damaged)
     with pytest.raises(UserError, match=r"record\.json' cannot be read"):
         run._collect(tmp_path, [planned], {})
+
+
+def test_keys_that_came_later_do_not_differ() -> None:
+    one = {"seed": 1, "optimizer": {"lr": 0.3, "name": "sgd"}}
+    other = {"seed": 2, "optimizer": {"lr": 0.1, "name": "sgd"}}
+    assert _differing_keys(one, other) == ["optimizer.lr"]
+    assert _differing_keys({}, {"performance": {"compile": False}}) == []
+    view = {"crop_size": 32}
+    later = {"augmentations": [{**view, "random_erasing": None}]}
+    assert _differing_keys({"augmentations": [view]}, later) == []
