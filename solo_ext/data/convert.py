@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -36,8 +35,8 @@ STARTED = "converting.jsonl"
 _HASH = "sha256"
 _MOST = 2**32 - 1
 """Bytes of a shard, whose offsets have 32 bits."""
-_AT_ONCE, _AHEAD = 4096, 64
-"""Entries of the order that are taken at a time, and images that are read at a time."""
+_AHEAD = 64
+"""Images that are read at a time."""
 
 
 class Converted(NamedTuple):
@@ -136,25 +135,21 @@ def _converted(
         write(len(images))
     progress(len(images), len(images))
     left_out = {index for entry in shards for index in entry["left_out"]}
-    order = [index for _, index in _order(len(images), 0) if index not in left_out]
-    atomic_write(out / TARGETS, lambda scratch: save_array(scratch, targets[order]))
+    order = permutation(len(images), mix(0))(np.arange(len(images)))
+    written = order[~np.isin(order, list(left_out))]
+    atomic_write(out / TARGETS, lambda scratch: save_array(scratch, targets[written]))
     entries = [entry["index"] for entry in shards if entry["index"]["samples"]]
     about = {"version": 2, "shards": entries, "classes": class_names(images)}
     write_text(out / INDEX, json.dumps(about, sort_keys=True))
     (out / STARTED).unlink()
-    return Converted(len(order), len(entries), [name_of(images, i) for i in sorted(left_out)])
-
-
-def _order(size: int, start: int) -> Iterator[tuple[int, int]]:
-    """Places from ``start`` on, and the images there."""
-    entries = permutation(size, mix(0))
-    for first in range(start, size, _AT_ONCE):
-        places = np.arange(first, min(first + _AT_ONCE, size))
-        yield from zip(places.tolist(), entries(places).tolist(), strict=True)
+    return Converted(len(written), len(entries), [name_of(images, i) for i in sorted(left_out)])
 
 
 def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Places from ``start`` on, the images there, and their files; ``None`` for one left out."""
+    """Places in the order from ``start`` on, the images there, and their files.
+
+    The file of an image that is left out is ``None``.
+    """
 
     def read(index: int) -> bytes | None:
         try:
@@ -164,14 +159,13 @@ def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]
                 raise
             return None
 
+    order = permutation(len(images), mix(0))
     # PIL decodes in threads at once.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        order = _order(len(images), start)
-        while some := list(itertools.islice(order, _AHEAD)):
-            for (at, index), encoded in zip(
-                some, pool.map(read, [i for _, i in some]), strict=True
-            ):
-                yield at, index, encoded
+        for first in range(start, len(images), _AHEAD):
+            places = np.arange(first, min(first + _AHEAD, len(images)))
+            some = order(places).tolist()
+            yield from zip(places.tolist(), some, pool.map(read, some), strict=True)
 
 
 def _encoded(images: Images, index: int) -> bytes:

@@ -180,6 +180,7 @@ def files_of(images: Images) -> list[str]:
         ConfigError: the data set has no files.
 
     >>> from solo_ext.data.listing import Listing
+    >>> from solo_ext.data.reading import ImageFiles
     >>> files_of(ImageFiles(Listing.of([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"])))
     ['ant/0.png', 'bee/0.png']
     """
@@ -205,6 +206,7 @@ def images_fingerprint(images: Images) -> str | None:
         Hex digits; ``None`` if the images cannot be identified, or if unreadable ones are skipped.
 
     >>> from solo_ext.data.listing import Listing
+    >>> from solo_ext.data.reading import ImageFiles
     >>> here = [ImageFiles(Listing.of([(f"{x}/0.png", 0)], ["ant"])) for x in ("a", "b")]
     >>> images_fingerprint(here[0]) == images_fingerprint(here[1])
     False
@@ -221,6 +223,7 @@ def names_fingerprint(images: Images) -> str | None:
         Hex digits; ``None`` if the images cannot be identified.
 
     >>> from solo_ext.data.listing import Listing
+    >>> from solo_ext.data.reading import ImageFiles
     >>> here = [ImageFiles(Listing.of([(f"{x}/0.png", 0)], ["ant"])) for x in ("a", "b")]
     >>> names_fingerprint(here[0]) == names_fingerprint(here[1])
     True
