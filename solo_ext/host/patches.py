@@ -375,10 +375,10 @@ def _backbones() -> Iterator[Replacement]:
     fix="0001-online-knn",
 )
 def _online_knn() -> Iterator[Replacement]:
-    from solo_ext.memory.knn import OnlineKNN
-
     if not _own_base():
         return
+    from solo_ext.memory.knn import OnlineKNN
+
     own = import_module("solo.utils.knn").WeightedKNNClassifier
     classes, features = torch.arange(2), torch.eye(2)
     try:
