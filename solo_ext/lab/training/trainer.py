@@ -45,7 +45,8 @@ def make_trainer(
     >>> from tempfile import mkdtemp
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
-    >>> run = check_run(compose("digits/simclr", ["max_epochs=3", "accelerator=cpu"]))
+    >>> words = ["max_epochs=3", "accelerator=cpu", "precision=32-true"]
+    >>> run = check_run(compose("digits/simclr", words))
     >>> folder = Path(mkdtemp())
     >>> trainer = make_trainer(run, folder, [], JsonLines(folder / "metrics.jsonl"))
     >>> trainer.max_epochs, trainer.log_every_n_steps
