@@ -227,7 +227,7 @@ def e_step(
         bank: features come from the bank as far as it has them.
         matched: a margin loss's weights follow the clusters, by a table of ``8 K^2``.
     """
-    total = Traffic(all_reduce=LONG * ((5 if embeds else 3) + bank), broadcast=embedder)
+    total = Traffic(all_reduce=LONG * ((4 if embeds else 2) + bank), broadcast=embedder)
     compared = -(-s.share // -(-s.images // LARGE))
     told = Traffic(all_reduce=DOUBLE + 3 * LONG, all_gather=INT * compared)
     # Of all granularities at once: what the rows are, and the end of k-means.
