@@ -132,7 +132,9 @@ CASES = (
             Goal(PEER, 0),
             Goal("plain, all", 0, most_difference=EXACT),
             Goal("compiled, all", 0, most_difference=EXACT),
-            Goal(PEER, 5.0, ours="drawn, bfloat16", most_difference=NARROW),
+            # Five would be the fp32 target times what bfloat16 gains where nothing is drawn. It
+            # took 63 ms to 43 on a Xeon with AMX: gathering and exponentials stay in fp32.
+            Goal(PEER, 3.5, ours="drawn, bfloat16", most_difference=NARROW),
             Goal(PEER, 1.6, ours="bfloat16"),
             Goal("plain, all", 0, ours="bfloat16", most_difference=NARROW),
             Goal(PEER, 20.0, device="cuda"),
