@@ -137,10 +137,13 @@ def _demo(args: argparse.Namespace) -> dict[str, Any]:
     failures = _failures(failed)
     results = Results(settings, records)
     tables: dict[str, list[dict[str, str]]] = {"scores": [], "differences": []}
+    # What the runs cost is in the report: a terminal is too narrow for all columns.
+    kept = {"Row", "Seeds", "Difference", "Pairs", *results.measures}
     for place in results.places():
         for name, of in (("scores", scores_table), ("differences", differences_table)):
             table = of(results, place)
-            tables[name] += [dict(zip(table.head, row, strict=True)) for row in table.rows]
+            named = [zip(table.head, row, strict=True) for row in table.rows]
+            tables[name] += [{k: v for k, v in row if k in kept} for row in named]
     for name, rows in tables.items():
         if rows:
             show(args, name, rows)
