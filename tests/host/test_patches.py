@@ -237,7 +237,9 @@ def test_lars_waits(
 ) -> None:
     """Equal to the host's own step to the bit; a tensor without values refuses to be read."""
     lars = importlib.import_module("solo.utils.lars").LARS
-    options = {"weight_decay": 1e-3, "clip_lr": clip_lr, "exclude_bias_n_norm": exclude, **momentum}
+    # Rates lie on both sides of where they are clipped.
+    options = {"weight_decay": 1e-3, "eta": 0.1, "clip_lr": clip_lr, **momentum}
+    options["exclude_bias_n_norm"] = exclude
 
     def trained() -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
