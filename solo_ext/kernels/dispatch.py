@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -25,8 +26,18 @@ LARGEST_SHARE = 1 / 4
 """On a GPU, whole matrices of similarities may take up to this share of the free memory."""
 _MATRICES = 3
 """Those that the plain form holds at a time: similarities, exponentials, and their gradient."""
-_CACHED = 2**19
-"""On a CPU, bytes of a matrix up to which tiles save nothing and their bookkeeping costs time."""
+_CACHED = {
+    "two_views": 2**22,
+    "batch_contrast": 2**18,
+    "prototype_contrast": 2**16,
+    "mixed_logsumexp": 0,
+}
+"""On a CPU, bytes of a matrix up to which tiles save nothing and their bookkeeping costs time.
+
+Measured at one thread. Tiles that take the gradients in the forward pass win early: autograd keeps
+matrices that they overwrite.
+"""
+_CACHED_ELSE = 2**19
 _CALLS = 5
 WIDEST = 256
 """Largest D of the Triton kernels, which keep a block of rows in registers and shared memory."""
@@ -70,7 +81,7 @@ def run(
         operation: its name, for messages and checkpoints.
         forms: functions of the inputs, which return a tensor or several, the first with the
             gradient; ``plain`` and ``tiles`` at least.
-        inputs: (N, D) rows that are compared, and whatever else may get a gradient.
+        inputs: (..., N, D) rows that are compared, and whatever else may get a gradient.
         columns: number of rows that they are compared with.
         details: what else the time depends on, such as the dtype of factors.
 
@@ -101,11 +112,11 @@ def _form(
     details: Sequence[object],
 ) -> Form:
     first = inputs[0]
-    size = len(first) * columns * first.element_size()
+    size = math.prod(first.shape[:-1]) * columns * first.element_size()
     if torch.compiler.is_compiling():
         return "plain"
     if not _on_gpu(first):
-        return "plain" if size <= _CACHED else "tiles"
+        return "plain" if size <= _CACHED.get(operation, _CACHED_ELSE) else "tiles"
     if isinstance(first, FakeTensor) or torch.are_deterministic_algorithms_enabled():
         if "fused" in forms:
             return "fused"
@@ -149,22 +160,27 @@ def _fastest(
     return best
 
 
+def with_gradients(form: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+    """Calls a form with copies of the inputs, and takes the gradients that the inputs need.
+
+    Example:
+        >>> with_gradients(torch.square, [torch.ones(2, 1, requires_grad=True)])
+    """
+    given = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
+    found = form(*given)
+    first = found if isinstance(found, Tensor) else found[0]
+    learners = [x for x in given if x.requires_grad]
+    if learners and first.requires_grad:
+        torch.autograd.grad(first.sum(), learners, allow_unused=True)
+
+
 def _milliseconds(form: Callable[..., Any], inputs: Sequence[Tensor]) -> float:
     """The fastest of a few calls with their gradients; waits for the device."""
-    given = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
-    learners = [x for x in given if x.requires_grad and torch.is_grad_enabled()]
-
-    def work() -> None:
-        found = form(*given)
-        first = found if isinstance(found, Tensor) else found[0]
-        if learners:
-            torch.autograd.grad(first.sum(), learners, allow_unused=True)
-
     times: list[float] = []
     for _ in range(2 + _CALLS):  # the first two compile, and fill caches
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
-        work()
+        with_gradients(form, inputs)
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end))

@@ -1,8 +1,8 @@
 """Contrastive losses whose candidates are rows of the batch and learn as well.
 
 The gradients are computed in the forward pass, so that no (N, K) matrix is kept for the backward
-pass: :func:`batch_contrast` goes through blocks of anchors, and :func:`two_view_contrast` does all
-at once if both views of a batch on one process fit in a block.
+pass: the tiled form of :func:`batch_contrast` goes through blocks of anchors, and
+:func:`two_view_contrast` does all at once where both views of a batch are on one process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from solo_ext.kernels import dispatch
 from solo_ext.kernels.tiles import tile_rows, tiles_of
 
 Reduce = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -68,19 +69,31 @@ def batch_contrast(
         >>> notes.shape
         torch.Size([1, 4])
     """
-    if torch.compiler.is_compiling():
-        # torch.compile cannot trace gradients that a forward pass takes, and fuses this by itself.
+
+    def plain(
+        anchors: Tensor, candidates: Tensor, positives: Tensor, extra: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         logits = (anchors * inverse_temperature) @ candidates.T
         if excluded_columns is not None:
             logits = logits.scatter(1, excluded_columns, float("-inf"))
         lse = torch.stack([(p * logits).logsumexp(1) for p in powers])
         losses, notes = reduce(lse if extra is None else torch.logaddexp(lse, extra), positives)
-        return losses.mean(), notes
-    tile = tile_rows(anchors, len(candidates), 16, share=4)
-    if not torch.is_grad_enabled():
-        anchors, candidates, positives = (x.detach() for x in (anchors, candidates, positives))
-    settings = excluded_columns, inverse_temperature, tuple(powers), reduce, tile
-    return _BatchContrast.apply(anchors, candidates, positives, extra, *settings)  # type: ignore[no-any-return, no-untyped-call]
+        return losses.mean(), notes.detach()
+
+    def tiles(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        tile = tile_rows(anchors, len(candidates), 16, share=4)
+        settings = excluded_columns, inverse_temperature, tuple(powers), reduce, tile
+        if not torch.is_grad_enabled():
+            inputs = tuple(x.detach() for x in inputs)
+        return _BatchContrast.apply(*inputs, *[None] * (4 - len(inputs)), *settings)  # type: ignore[no-any-return, no-untyped-call]
+
+    inputs = [x for x in (anchors, candidates, positives, extra) if x is not None]
+    forms: dict[dispatch.Form, Callable[..., tuple[Tensor, Tensor]]] = {
+        "plain": plain,
+        "tiles": tiles,
+    }
+    details = len(powers), excluded_columns is None
+    return dispatch.run("batch_contrast", forms, inputs, len(candidates), *details)
 
 
 class _BatchContrast(torch.autograd.Function):
@@ -176,8 +189,7 @@ def two_view_fits(z: Tensor, inverse_temperature: float, beta: float) -> bool:
         >>> two_view_fits(torch.zeros(64, 128), inverse_temperature=5.0, beta=0.0)
         True
     """
-    rows, largest = 2 * len(z), 2 * (1 + beta) * inverse_temperature
-    return len(z) > 1 and largest <= _SAFE_QUOTIENT and rows <= tile_rows(z, rows, 16, share=4)
+    return len(z) > 1 and 2 * (1 + beta) * inverse_temperature <= _SAFE_QUOTIENT
 
 
 def two_view_contrast(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from solo_ext.kernels import dispatch
 from solo_ext.kernels.tiles import tile_rows, tiles_of
 
 
@@ -75,7 +76,8 @@ def mixed_logsumexp(
     A mixture's similarity needs no coordinates: that of ``(alpha n_i + (1 - alpha) n_j) / |.|`` is
     ``(alpha q.n_i + (1 - alpha) q.n_j) / |.|``, and ``|.|^2 = alpha^2 + (1 - alpha)^2 + 2 alpha
     (1 - alpha) n_i.n_j``; likewise with the query in place of n_i. Mixtures are constants to the
-    gradient, which is a weighted sum of the table's rows and is computed in the forward pass.
+    gradient, which is a weighted sum of the table's rows; the tiled form computes it in the forward
+    pass.
 
     Args:
         query: (N, D) unit rows, fp32 or fp64; the only input that gets a gradient.
@@ -104,13 +106,51 @@ def mixed_logsumexp(
         >>> found.lse[0].allclose(logits.logsumexp(1), rtol=1e-4)
         True
     """
-    widest = max(table.shape[0], draws.alpha.shape[1] * query.shape[1])
-    tile = tile_rows(query, widest, 8, share=6)
     draws = draws._replace(alpha=draws.alpha.to(query.dtype), beta=draws.beta.to(query.dtype))
-    query = query if torch.is_grad_enabled() else query.detach()
-    settings = inverse_temperature, num_hard, tuple(powers), with_table, ranked, tile
     excluded = excluded_columns, query_ids, table_ids
-    return MixedLogSumExp(*_Mixed.apply(query, table, *excluded, *draws, *settings))  # type: ignore[no-untyped-call]
+
+    def plain(query: Tensor) -> MixedLogSumExp:
+        logits = _cosines(query, table, *excluded)
+        with torch.no_grad():
+            values, top = logits.topk(num_hard, dim=1, sorted=ranked)
+            cosine, columns, shares, of_query = _mix(logits, table, top, draws)
+        pairs = draws.alpha.shape[1]
+        # Mixtures are constants, and so is the query's share of a mixture with the query.
+        parts = logits.gather(1, columns) * shares
+        of_pairs = parts[:, : 2 * pairs].reshape(len(query), pairs, 2).sum(2)
+        own = of_query * torch.linalg.vecdot(query, query.detach()).unsqueeze(1)
+        mixtures = torch.cat((of_pairs, parts[:, 2 * pairs :] + own), 1)
+        every = torch.cat((logits, mixtures), 1) if with_table else mixtures
+        lse = torch.stack([(every * (inverse_temperature * p)).logsumexp(1) for p in powers])
+        return MixedLogSumExp(lse, values.mean(1), cosine.mean(1))
+
+    def tiles(query: Tensor) -> MixedLogSumExp:
+        widest = max(table.shape[0], draws.alpha.shape[1] * query.shape[1])
+        tile = tile_rows(query, widest, 8, share=6)
+        query = query if torch.is_grad_enabled() else query.detach()
+        settings = inverse_temperature, num_hard, tuple(powers), with_table, ranked, tile
+        return MixedLogSumExp(*_Mixed.apply(query, table, *excluded, *draws, *settings))  # type: ignore[no-untyped-call]
+
+    forms: dict[dispatch.Form, Callable[..., MixedLogSumExp]] = {"plain": plain, "tiles": tiles}
+    counts = num_hard, draws.alpha.shape[1], draws.beta.shape[1], len(powers)
+    details = *counts, with_table, ranked, *(x is None for x in excluded)
+    return dispatch.run("mixed_logsumexp", forms, [query], len(table), *details)
+
+
+def _cosines(
+    query: Tensor,
+    table: Tensor,
+    excluded_columns: Tensor | None,
+    query_ids: Tensor | None,
+    table_ids: Tensor | None,
+) -> Tensor:
+    """Similarities (N, K), minus infinity where a row is no negative of the query."""
+    logits = query @ table.T
+    if excluded_columns is not None:
+        logits = logits.scatter_(1, excluded_columns, float("-inf"))
+    if query_ids is not None and table_ids is not None:
+        logits = logits.masked_fill_(query_ids.unsqueeze(1) == table_ids, float("-inf"))
+    return logits
 
 
 def _mix(
@@ -171,11 +211,10 @@ class _Mixed(torch.autograd.Function):
         masses, means, hardest, mixed = [], [], [], []
         for part in tiles_of(len(query), tile):
             rows = query[part]
-            logits = rows @ table.T
-            if excluded_columns is not None:
-                logits.scatter_(1, excluded_columns[part], float("-inf"))
-            if query_ids is not None and table_ids is not None:
-                logits.masked_fill_(query_ids[part].unsqueeze(1) == table_ids, float("-inf"))
+            own_columns, own_ids = (
+                None if x is None else x[part] for x in (excluded_columns, query_ids)
+            )
+            logits = _cosines(rows, table, own_columns, own_ids, table_ids)
             values, top = logits.topk(num_hard, dim=1, sorted=ranked)
             own = MixDraws(*(x[part] for x in draws))
             cosine, columns, shares, of_query = _mix(logits, table, top, own)

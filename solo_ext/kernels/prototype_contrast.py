@@ -1,15 +1,16 @@
-"""Cross-entropy with assignments to prototypes that learn, in blocks of samples."""
+"""Cross-entropy with assignments to prototypes that learn."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from solo_ext.kernels import dispatch
 from solo_ext.kernels.sinkhorn import SAFE_EXPONENT, Assignment
 from solo_ext.kernels.tiles import tile_rows, tiles_of
 
@@ -28,8 +29,8 @@ def prototype_contrast(
 
     ``loss = sum_vu w_vu mean_i [-p_u[i].s_v[i] + log sum_k q_k exp(s_v[i, k])]``, ``s_v[i, k] =
     student_v[i].prototypes[k] / T``. A sample's loss depends on its own similarities only, so the
-    gradients to student and prototypes are computed in the forward pass, block by block. Of all
-    (N, K) matrices only the assignments' exponentials are held whole.
+    tiled form computes the gradients to student and prototypes in the forward pass, block by block,
+    and of all (N, K) matrices holds only the assignments' exponentials whole.
 
     Args:
         student: (V, N, D) rows of length at most 1, fp32 or fp64.
@@ -57,13 +58,37 @@ def prototype_contrast(
         ... ))
         True
     """
-    rows = min(tile_rows(student, prototypes.shape[0], 64, share=32), student.shape[1])
-    tiles = rows, tile_rows(student, 2 * rows, 64)
-    if not torch.is_grad_enabled():
-        student, prototypes = student.detach(), prototypes.detach()
     table = prototypes.detach() if table is None else table
-    constants = tuple(assignments), weights, prior, table
-    return _Contrast.apply(student, prototypes, constants, inverse_temperature, tiles)  # type: ignore[no-any-return, no-untyped-call]
+    count = student.shape[1]
+
+    def plain(student: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # The factors of the product may be bf16, and the gradient still reaches the prototypes.
+        factors = (student * inverse_temperature).to(table.dtype)
+        logits = (factors @ prototypes.to(table.dtype).T).to(student.dtype)
+        with torch.no_grad():
+            targets = torch.stack([a.matrix * a.columns * a.rows.unsqueeze(1) for a in assignments])
+            means = weights / count
+            log_prior = 0 if prior is None else prior.log()
+        align = -(means * torch.einsum("unk,vnk->vu", targets, logits)).sum()
+        unif = means.sum(1) @ (logits + log_prior).logsumexp(2).sum(1)
+        return align + unif, align.detach(), unif.detach()
+
+    def tiles(student: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows = min(tile_rows(student, prototypes.shape[0], 64, share=32), count)
+        tile = rows, tile_rows(student, 2 * rows, 64)
+        if not torch.is_grad_enabled():
+            student, prototypes = student.detach(), prototypes.detach()
+        constants = tuple(assignments), weights, prior, table
+        return _Contrast.apply(student, prototypes, constants, inverse_temperature, tile)  # type: ignore[no-any-return, no-untyped-call]
+
+    forms: dict[dispatch.Form, Callable[..., tuple[Tensor, Tensor, Tensor]]] = {
+        "plain": plain,
+        "tiles": tiles,
+    }
+    details = len(assignments), prior is None, table.dtype
+    return dispatch.run(
+        "prototype_contrast", forms, [student, prototypes], len(prototypes), *details
+    )
 
 
 class _Contrast(torch.autograd.Function):

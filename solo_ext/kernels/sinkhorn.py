@@ -7,12 +7,14 @@ and updates only one factor per row and column, which reads the matrix once per 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from solo_ext.core.distributed import max_over_ranks, sum_over_ranks
+from solo_ext.kernels import dispatch
 from solo_ext.kernels.tiles import tile_rows, tiles_of
 
 
@@ -113,27 +115,44 @@ def assign(
 
 def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tensor:
     """Fills in the exponentials and returns their sums (K,) over the samples of all ranks."""
-    height, width = matrix.shape
-    if products:
-        width = tile_rows(like, height, 64)
-    else:
-        height = tile_rows(like, width, 4)
-    masses = like.new_zeros(matrix.shape[1])
-    for columns in tiles_of(matrix.shape[1], width):
-        for rows in tiles_of(matrix.shape[0], height):
-            block = matrix[rows, columns]
-            torch.exp(logits(rows, columns), out=block)
-            masses[columns] += block.sum(0, dtype=like.dtype)
-    return sum_over_ranks(masses)
+    count, width = matrix.shape
+
+    def fill(like: Tensor, tile: tuple[int, int]) -> Tensor:
+        masses = like.new_zeros(width)
+        for columns in tiles_of(width, tile[1]):
+            for rows in tiles_of(count, tile[0]):
+                block = matrix[rows, columns]
+                torch.exp(logits(rows, columns), out=block)
+                masses[columns] += block.sum(0, dtype=like.dtype)
+        return masses
+
+    tile = (count, tile_rows(like, count, 64)) if products else (tile_rows(like, width, 4), width)
+    forms: dict[dispatch.Form, Callable[[Tensor], Tensor]] = {
+        "plain": partial(fill, tile=(max(count, 1), width)),
+        "tiles": partial(fill, tile=tile),
+    }
+    details = matrix.dtype, products
+    return sum_over_ranks(dispatch.run("sinkhorn_scores", forms, [like], width, *details))
 
 
 def _sweep(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Factors of the samples, then the masses (K,) that prototypes have without their factors."""
-    rows, masses = columns.new_empty(matrix.shape[0]), torch.zeros_like(columns)
-    for part in tiles_of(matrix.shape[0], tile_rows(columns, matrix.shape[1], 4)):
-        block = matrix[part].to(columns.dtype)
-        rows[part] = own = (block @ columns).reciprocal_()
-        masses.addmv_(block.T, own)
+
+    def sweep(matrix: Tensor, columns: Tensor, tile: int) -> tuple[Tensor, Tensor]:
+        rows, masses = columns.new_empty(matrix.shape[0]), torch.zeros_like(columns)
+        for part in tiles_of(matrix.shape[0], tile):
+            block = matrix[part].to(columns.dtype)
+            rows[part] = own = (block @ columns).reciprocal_()
+            masses.addmv_(block.T, own)
+        return rows, masses
+
+    count, width = matrix.shape
+    forms: dict[dispatch.Form, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+        "plain": partial(sweep, tile=max(count, 1)),
+        "tiles": partial(sweep, tile=tile_rows(columns, width, 4)),
+    }
+    # Ranks exchange after the choice, so that each may make its own.
+    rows, masses = dispatch.run("sinkhorn_sums", forms, [matrix, columns], width)
     return rows, sum_over_ranks(masses)
 
 

@@ -9,7 +9,7 @@ The named losses at the end give it two views of a batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.kernels import dispatch
 from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast, two_view_fits
 from solo_ext.kernels.mixed_logsumexp import mixed_logsumexp
 from solo_ext.kernels.tables import table_logsumexp
@@ -253,7 +254,7 @@ def contrastive(
             count = (count - (last - first)).to(anchors.dtype)
 
         reduce = partial(per_anchor, estimator=estimator, count=count, temperature=temperature)
-        # The only place that chooses kernels; tests hold each equal to plain_contrastive.
+        # Each case has its operation; tests hold all of them equal to plain_contrastive.
         scale, powers = 1 / temperature, estimator.powers
         lse: Tensor | None = None
         if mixing is not None:
@@ -429,7 +430,7 @@ def two_view_terms(
 ) -> ContrastiveTerms:
     """:func:`contrastive` of two views (N, D), normalised inside, of the batch of all processes.
 
-    A kernel of its own computes it in fewer operations where the batch is on one process and small.
+    A kernel of its own computes it in fewer operations where the batch is on one process.
 
     Example:
         >>> terms = two_view_terms(torch.randn(4, 8), torch.randn(4, 8), temperature=0.5)
@@ -438,12 +439,28 @@ def two_view_terms(
     """
     check_rows(z1=z1, z2=z2)
     check_positive(temperature=temperature)
-    tau_plus, beta = estimator.tau_plus, estimator.beta
     z1, z2 = full_precision(z1, z2)
-    if distributed.world_size() > 1 or not two_view_fits(z1, 1 / temperature, beta):
+
+    def in_blocks(z1: Tensor, z2: Tensor) -> ContrastiveTerms:
         batch = batch_of_views((z1, z2))
         return contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
-    settings = tau_plus, beta, estimator.detach_weights
+
+    if distributed.world_size() > 1 or not two_view_fits(z1, 1 / temperature, estimator.beta):
+        return in_blocks(z1, z2)
+    at_once = partial(_at_once, temperature=temperature, estimator=estimator)
+    forms: dict[dispatch.Form, Callable[..., ContrastiveTerms]] = {
+        "plain": at_once,
+        "tiles": in_blocks,
+    }
+    # All 2N rows are compared with each other, four times as many pairs as N with N.
+    return dispatch.run("two_views", forms, [z1, z2], 4 * len(z1), estimator)
+
+
+def _at_once(
+    z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator
+) -> ContrastiveTerms:
+    tau_plus = estimator.tau_plus
+    settings = tau_plus, estimator.beta, estimator.detach_weights
     with full_precision_products(z1.device, or_tf32=True):
         loss, losses, mass, kept = two_view_contrast(z1, z2, 1 / temperature, *settings)
     log_count = math.log((1 - tau_plus) * (2 * len(z1) - 2))

@@ -20,6 +20,7 @@ from benchmarks.gpu_model.gpus import ATTAINED_BANDWIDTH, ATTAINED_FLOPS, GPUS, 
 from benchmarks.gpu_model.table import ROWS, Row
 from benchmarks.gpu_model.tracing import Cost, Kernel, cost_of
 from solo_ext.core.precision import full_precision_products, matmul_precision
+from solo_ext.kernels import dispatch
 from solo_ext.losses import nt_xent_loss_func, seed_loss_func
 
 H200 = GPUS["h200"]
@@ -69,6 +70,28 @@ def square() -> Tensor:
 def test_bytes(work: Callable[[], Tensor], kibibytes: list[float]) -> None:
     with fake_cuda():
         assert [k.bytes / KIB for k in cost_of(work)] == kibibytes
+
+
+def test_of_an_operation_s_forms_the_one_with_the_shortest_estimate_is_counted() -> None:
+    """Gradients included, and nothing of what is tried."""
+
+    def many(x: Tensor) -> Tensor:
+        return x + 1 + 1 + 1
+
+    class LongWayBack(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x + 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad * 1 * 1 * 1 * 1 * 1
+
+    with fake_cuda():
+        x = square().requires_grad_()
+        forms: Any = {"plain": LongWayBack.apply, "tiles": many}
+        assert len(cost_of(lambda: dispatch.run("f", forms, [x], 16))) == 3
+        assert len(cost_of(lambda: dispatch.run("f", forms, [x.detach()], 16))) == 1
 
 
 @pytest.mark.parametrize(

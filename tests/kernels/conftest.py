@@ -15,6 +15,7 @@ from solo_ext.kernels import (
     mixed_logsumexp,
     nearest_rows,
     prototype_contrast,
+    sinkhorn,
     tiles,
 )
 
@@ -66,7 +67,8 @@ def tiled(monkeypatch: pytest.MonkeyPatch, force: Force) -> Tiled:
     def apply(rows: int | None) -> None:
         if rows is not None:
             force("tiles")
-            for module in (in_batch, mixed_logsumexp, nearest_rows, prototype_contrast, tiles):
+            split = in_batch, mixed_logsumexp, nearest_rows, prototype_contrast, sinkhorn, tiles
+            for module in split:
                 monkeypatch.setattr(module, "tile_rows", lambda *_, **__: rows)
 
     return apply

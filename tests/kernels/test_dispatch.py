@@ -79,13 +79,18 @@ def rows(count: int = 4, learn: bool = True) -> Tensor:
 
 
 def test_sizes_decide_on_a_cpu() -> None:
-    """Half a tile of fp32 is the limit: 512 KiB."""
+    """Up to 512 KiB the plain form, and where another limit was measured up to that."""
     clock = Clock(plain=9, tiles=1)
-    for count, columns, dtype in ((256, 512, torch.float32), (256, 256, torch.float64)):
-        x = torch.ones(count, 3, dtype=dtype)
-        dispatch.run("f", clock.forms(), [x], columns)
-        dispatch.run("f", clock.forms(), [x], columns + 1)
-    assert clock.calls == ["plain", "tiles"] * 2
+    for operation, columns, dtype in (
+        ("f", 512, torch.float32),
+        ("f", 256, torch.float64),
+        ("two_views", 4096, torch.float32),
+        ("prototype_contrast", 64, torch.float32),
+    ):
+        x = torch.ones(2, 128, 3, dtype=dtype)
+        dispatch.run(operation, clock.forms(), [x], columns)
+        dispatch.run(operation, clock.forms(), [x], columns + 1)
+    assert clock.calls == ["plain", "tiles"] * 4
     assert not dispatch.choices()
 
 

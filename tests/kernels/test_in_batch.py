@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.kernels import dispatch
 from solo_ext.kernels.in_batch import batch_contrast
 
 PeakBytes = Callable[[Callable[[], Any]], int]
 Tiled = Callable[[int | None], None]
+Force = Callable[[dispatch.Form], None]
 
 N, K, P, D = 5, 9, 2, 4
 
@@ -113,12 +115,14 @@ def test_gradient_of_each_alone(tiled: Tiled, learns: int) -> None:
 )
 @pytest.mark.parametrize("spread", [1.0, 0.0, -1.0])
 def test_single_precision_keeps_up(
-    inverse_temperature: float, powers: tuple[float, ...], spread: float
+    inverse_temperature: float, powers: tuple[float, ...], spread: float, force: Force
 ) -> None:
     """Where the bound on similarities serves as the shift, at its edge, and where it cannot.
 
-    Rows all about, all equal, and candidates all opposite to the anchors.
+    Rows all about, all equal, and candidates all opposite to the anchors. In blocks, because what
+    is tried are their shifts.
     """
+    force("tiles")
     generator = torch.Generator().manual_seed(0)
     centre = F.normalize(torch.randn(16, generator=generator, dtype=torch.float64), dim=0)
     noise = F.normalize(torch.randn(96, 16, generator=generator, dtype=torch.float64), dim=1)
