@@ -27,7 +27,7 @@ LARGEST_SHARE = 1 / 4
 _MATRICES = 3
 """Those that the plain form holds at a time: similarities, exponentials, and their gradient."""
 _CACHED = {
-    "two_views": 2**22,
+    "two_views": 2**24,
     "batch_contrast": 2**18,
     "prototype_contrast": 2**16,
     "mixed_logsumexp": 0,

@@ -84,7 +84,7 @@ def test_sizes_decide_on_a_cpu() -> None:
     for operation, columns, dtype in (
         ("f", 512, torch.float32),
         ("f", 256, torch.float64),
-        ("two_views", 4096, torch.float32),
+        ("two_views", 16384, torch.float32),
         ("prototype_contrast", 64, torch.float32),
     ):
         x = torch.ones(2, 128, 3, dtype=dtype)

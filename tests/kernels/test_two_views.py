@@ -123,8 +123,8 @@ def test_is_taken_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert takes(2, 0.5)
     assert not takes(1, 0.5)
-    assert takes(512, 0.5)
-    assert not takes(513, 0.5)
+    assert takes(1024, 0.5)
+    assert not takes(1025, 0.5)
     assert takes(2, 1 / 29.9)
     assert not takes(2, 1 / 30.1)
     assert takes(2, 0.1, 1.9)
