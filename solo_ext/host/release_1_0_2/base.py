@@ -140,10 +140,6 @@ class BaseMethod(pl.LightningModule):
         """Makes the optimiser and schedule of the config."""
         return configure_optimizers(self)
 
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        """Sets gradients to ``None`` instead of zero, which frees their memory."""
-        optimizer.zero_grad(set_to_none=True)
-
     def _in_memory_format(self, X: Tensor) -> Tensor:
         return X if self.no_channel_last else X.to(memory_format=torch.channels_last)
 
