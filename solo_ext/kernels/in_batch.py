@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.tiles import tile_rows, tiles_of
+from solo_ext.kernels.tiles import once_differentiable, tile_rows, tiles_of
 
 Reduce = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps log-sum-exps (E, n) and positives' logits (n, P) to losses (n,) and notes (A, n)."""
@@ -171,7 +170,7 @@ class _BatchContrast(torch.autograd.Function):
         return total / count, noted
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         return *(None if g is None else g * grad for g in ctx.gradients), *[None] * 5
 
@@ -302,7 +301,7 @@ class _TwoViews(torch.autograd.Function):
         return losses.mean(), losses, mass, kept
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         views = (None, None) if ctx.gradient is None else (ctx.gradient * grad).chunk(2)
         return *views, *[None] * 4

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.tiles import tile_rows, tiles_of
+from solo_ext.kernels.tiles import once_differentiable, tile_rows, tiles_of
 
 
 class MixDraws(NamedTuple):
@@ -107,7 +106,7 @@ def mixed_logsumexp(
         True
     """
     draws = draws._replace(alpha=draws.alpha.to(query.dtype), beta=draws.beta.to(query.dtype))
-    excluded = excluded_columns, query_ids, table_ids
+    excluded, table = (excluded_columns, query_ids, table_ids), table.detach()
 
     def plain(query: Tensor) -> MixedLogSumExp:
         logits = _cosines(query, table, *excluded)
@@ -251,7 +250,7 @@ class _Mixed(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         to_query = None if ctx.means is None else (grad.unsqueeze(2) * ctx.means).sum(0)
         return to_query, *[None] * 14

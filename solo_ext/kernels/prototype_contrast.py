@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from solo_ext.kernels import dispatch
 from solo_ext.kernels.sinkhorn import SAFE_EXPONENT, Assignment
-from solo_ext.kernels.tiles import tile_rows, tiles_of
+from solo_ext.kernels.tiles import once_differentiable, tile_rows, tiles_of
 
 
 def prototype_contrast(
@@ -163,7 +162,7 @@ class _Contrast(torch.autograd.Function):
         return align + unif, align, unif
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         student, prototypes = (None if g is None else g * grad for g in ctx.gradients)
         return student, prototypes, None, None, None

@@ -117,7 +117,7 @@ def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tenso
     """Fills in the exponentials and returns their sums (K,) over the samples of all ranks."""
     count, width = matrix.shape
 
-    def fill(like: Tensor, tile: tuple[int, int]) -> Tensor:
+    def fill(matrix: Tensor, tile: tuple[int, int]) -> Tensor:
         masses = like.new_zeros(width)
         for columns in tiles_of(width, tile[1]):
             for rows in tiles_of(count, tile[0]):
@@ -131,8 +131,8 @@ def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tenso
         "plain": partial(fill, tile=(max(count, 1), width)),
         "tiles": partial(fill, tile=tile),
     }
-    details = matrix.dtype, products
-    return sum_over_ranks(dispatch.run("sinkhorn_scores", forms, [like], width, *details))
+    details = like.dtype, products
+    return sum_over_ranks(dispatch.run("sinkhorn_scores", forms, [matrix], width, *details))
 
 
 def _sweep(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 _TILE_BYTES = {"cpu": 2**20, "cuda": 2**25}
 """Bytes that stay in the cache of a CPU core, and that keep a GPU busy."""
@@ -34,6 +34,33 @@ def tiles_of(count: int, size: int) -> Iterator[slice]:
         [(0, 2), (2, 4), (4, 5)]
     """
     return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a ``backward`` raise RuntimeError where its result would be differentiated again.
+
+    torch's decorator of this name lets it pass where the incoming gradient is a constant, as for
+    a loss itself, and the second derivative is then wrong.
+
+    Example:
+        >>> once_differentiable(lambda ctx, gradient: 2 * gradient)(None, torch.ones(1))
+        Traceback (most recent call last):
+            ...
+        RuntimeError: this operation cannot be differentiated twice (create_graph=True): ...
+    """
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *gradients: Any) -> Any:
+        # The engine turns gradients on in a backward pass only if a graph of it was asked for.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "this operation cannot be differentiated twice (create_graph=True): it takes its "
+                "gradient by hand; a loss's plain form can be, such as "
+                "solo_ext.losses.contrastive.plain_contrastive"
+            )
+        return backward(ctx, *gradients)
+
+    return checked
 
 
 class Sweep(NamedTuple):
@@ -87,7 +114,7 @@ class _WithSlopes(torch.autograd.Function):
         return lse, largest
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         to_query = None
         if ctx.slopes is not None:

@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.kernels.tiles import once_differentiable
 from solo_ext.losses.common import (
     LOSSES,
     check_not_negative,
@@ -55,7 +55,7 @@ class _PairwiseDistances(torch.autograd.Function):
         return distances
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, y, distances = ctx.saved_tensors
         weights = torch.where(distances > 0, grad / distances, 0.0)

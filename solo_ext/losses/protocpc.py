@@ -151,8 +151,8 @@ def protocpc_step(
     (Algorithm 1 of Lee, 2021, openreview 8la28hZOwug). ``s_v[i, k]`` are the cosines of the
     student's features with the prototypes over its temperature, p_u is Sinkhorn's or the softmax of
     the teacher's cosines over its own, each teacher view by itself over the batch of all ranks, q
-    the prior. The mean is over the local samples. Of (N, K) matrices only the teacher's
-    exponentials are held whole; the gradients are computed in the forward pass.
+    the prior. The mean is over the local samples. Of large (N, K) matrices only the
+    teacher's exponentials are held whole.
 
     Args:
         student: (V, N, D) views; normalised inside.

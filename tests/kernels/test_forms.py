@@ -16,6 +16,7 @@ from solo_ext.kernels.mixed_logsumexp import MixDraws, mixed_logsumexp
 from solo_ext.kernels.prototype_contrast import prototype_contrast
 from solo_ext.kernels.sinkhorn import Assignment, assign
 from solo_ext.losses.contrastive import NegativeEstimator, two_view_terms
+from solo_ext.memory import sinkhorn
 
 Found = tuple[Tensor, ...]
 Tiled = Callable[[int | None], None]
@@ -132,3 +133,28 @@ def test_forms_are_equal(
     for one, other in zip(plain, tiles, strict=True):
         assert torch.equal(one.isnan(), other.isnan())
         assert (one - other).nan_to_num().norm() <= limit * other.nan_to_num().norm()
+
+
+@pytest.mark.parametrize(("work", "given"), [case for case in cases() if case.values[1]])
+def test_tiles_refuse_to_be_differentiated_twice(
+    work: Callable[..., Found], given: list[Tensor], tiled: Tiled
+) -> None:
+    """Their gradient is a constant to autograd: the second would be wrong."""
+    tiled(2)
+    inputs = [x.clone().requires_grad_() for x in given]
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        torch.autograd.grad(work(*inputs)[0].sum(), inputs, create_graph=True)
+
+
+def test_sinkhorn_s_form_depends_on_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only on the prototypes, where scores are given and no features."""
+    sizes: list[int] = []
+
+    def note(operation: str, forms: Any, inputs: Any, columns: int, details: Any) -> dispatch.Form:
+        sizes.append(len(inputs[0]) * columns)
+        return "tiles"
+
+    monkeypatch.setattr(dispatch, "_form", note)
+    sinkhorn(rows(9) @ rows(13).T, unit=True)
+    assert sizes
+    assert set(sizes) == {9 * 13}

@@ -95,9 +95,8 @@ def test_table_may_be_overwritten_before_the_backward_pass(name: str) -> None:
 @EVERY
 def test_second_derivative_is_refused(name: str) -> None:
     query, table = inputs()
-    (first,) = torch.autograd.grad(KERNELS[name](query, table).square(), query, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        torch.autograd.grad(KERNELS[name](query, table), query, create_graph=True)
 
 
 @EVERY
