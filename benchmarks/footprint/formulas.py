@@ -15,7 +15,7 @@ from solo_ext.core.draws import LARGE
 
 FLOAT, INT, LONG, DOUBLE = 4, 4, 8, 8
 TILE = {"cpu": 2**20, "cuda": 2**25}
-"""Bytes of a tile of similarities, as in ``solo_ext.kernels.tiles``."""
+"""Bytes of a tile of similarities, as in ``solo_ext.kernels.dispatch``."""
 RELOCATED = 96
 """Clusters that a step of a warm k-means splits on trial, as in ``solo_ext.clustering``."""
 

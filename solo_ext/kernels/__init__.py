@@ -3,7 +3,7 @@
 ``dispatch`` chooses the form of every operation: the plain one; tiles, which compute the gradient
 in the forward pass, so that the matrix of all similarities is never held and nothing can be
 differentiated twice; or a Triton kernel for GPUs. Read ``tables`` first: log-sum-exps over large
-constant tables (queues, prototypes) in their plain form; ``tiles`` has them tile by tile.
+constant tables (queues, prototypes), in their plain form and tile by tile.
 ``nearest_rows`` looks rows up in such a table, ``mixed_logsumexp`` adds MoCHi's mixtures of its
 rows, ``in_batch`` contrasts rows of a batch with each other, and ``sinkhorn`` and
 ``prototype_contrast`` are the two halves of ProtoCPC's step. The Triton kernels,

@@ -1,4 +1,4 @@
-"""Chooses how an operation runs: in its plain form, in tiles, or as one Triton kernel.
+"""Chooses how an operation runs: in its plain form, in tiles and how large, or as a Triton kernel.
 
 All forms compute the same. On a CPU sizes decide, by the measured table. On a GPU the forms that
 fit the memory are timed once for each shape, as ``torch.backends.cudnn.benchmark`` does with
@@ -7,10 +7,11 @@ convolutions; a run keeps the choices in its checkpoints, so that it resumes wit
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -38,6 +39,8 @@ Measured at one thread. Tiles that take the gradients in the forward pass win ea
 matrices that they overwrite.
 """
 _CACHED_ELSE = 2**19
+_TILE_BYTES = {"cpu": 2**20, "cuda": 2**25}
+"""Bytes that stay in the cache of a CPU core, and that keep a GPU busy."""
 _CALLS = 5
 WIDEST = 256
 """Largest D of the Triton kernels, which keep a block of rows in registers and shared memory."""
@@ -185,3 +188,53 @@ def _milliseconds(form: Callable[..., Any], inputs: Sequence[Tensor]) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end))
     return min(times[2:])
+
+
+def tile_rows(x: Tensor, columns: int, least: int, share: int = 1) -> int:
+    """Rows of a tile with ``columns`` columns of the dtype of ``x`` that suits its device.
+
+    There are at least ``least``; the tile may take ``share`` times the usual budget of memory.
+
+    Example:
+        >>> tile_rows(torch.zeros(8, 128), columns=1024, least=64)
+        256
+    """
+    budget = _TILE_BYTES.get(x.device.type, _TILE_BYTES["cuda"]) * share
+    return max(budget // (x.element_size() * max(columns, 1)), least)
+
+
+def tiles_of(count: int, size: int) -> Iterator[slice]:
+    """Slices of ``size`` that cover ``count`` rows in order; the last one may be shorter.
+
+    Example:
+        >>> [(part.start, part.stop) for part in tiles_of(5, 2)]
+        [(0, 2), (2, 4), (4, 5)]
+    """
+    return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a ``backward`` raise RuntimeError where its result would be differentiated again.
+
+    torch's decorator of this name lets it pass where the incoming gradient is a constant, as for
+    a loss itself, and the second derivative is then wrong.
+
+    Example:
+        >>> once_differentiable(lambda ctx, gradient: 2 * gradient)(None, torch.ones(1))
+        Traceback (most recent call last):
+            ...
+        RuntimeError: this operation cannot be differentiated twice (create_graph=True): ...
+    """
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *gradients: Any) -> Any:
+        # The engine turns gradients on in a backward pass only if a graph of it was asked for.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "this operation cannot be differentiated twice (create_graph=True): it takes its "
+                "gradient by hand; a loss's plain form can be, such as "
+                "solo_ext.losses.contrastive.plain_contrastive"
+            )
+        return backward(ctx, *gradients)
+
+    return checked

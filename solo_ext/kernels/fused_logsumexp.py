@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from solo_ext.kernels.tiles import Sweep
+from solo_ext.kernels.tables import Sweep
 
 _JOINED = 16
 """Shares that are read at a time when they are joined."""
@@ -199,7 +199,7 @@ def fused_logsumexp(
 def fused_sums(
     sweep: Sweep, query: Tensor, table: Tensor, wanted: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As :func:`solo_ext.kernels.tiles.tiled_sums`, by the kernels."""
+    """As :func:`solo_ext.kernels.tables.tiled_sums`, by the kernels."""
     rest = sweep.columns, sweep.log_weight, sweep.dtype or query.dtype, wanted
     found = [fused_logsumexp(query, table, sweep.scale * p, *rest) for p in sweep.powers]
     lse, largest, means = zip(*found, strict=True)

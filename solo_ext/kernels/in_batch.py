@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.tiles import once_differentiable, tile_rows, tiles_of
+from solo_ext.kernels.dispatch import once_differentiable, tile_rows, tiles_of
 
 Reduce = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps log-sum-exps (E, n) and positives' logits (n, P) to losses (n,) and notes (A, n)."""

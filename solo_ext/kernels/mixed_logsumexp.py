@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.tiles import once_differentiable, tile_rows, tiles_of
+from solo_ext.kernels.dispatch import once_differentiable, tile_rows, tiles_of
 
 
 class MixDraws(NamedTuple):

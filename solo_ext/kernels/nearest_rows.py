@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solo_ext.core.precision import full_precision_products
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.tiles import tile_rows, tiles_of
+from solo_ext.kernels.dispatch import tile_rows, tiles_of
 
 
 class NearestRows(NamedTuple):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from solo_ext.kernels import dispatch
+from solo_ext.kernels.dispatch import once_differentiable, tile_rows, tiles_of
 from solo_ext.kernels.sinkhorn import SAFE_EXPONENT, Assignment
-from solo_ext.kernels.tiles import once_differentiable, tile_rows, tiles_of
 
 
 def prototype_contrast(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from solo_ext.core.distributed import max_over_ranks, sum_over_ranks
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.tiles import tile_rows, tiles_of
+from solo_ext.kernels.dispatch import tile_rows, tiles_of
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
-from solo_ext.kernels.tiles import once_differentiable
+from solo_ext.kernels.dispatch import once_differentiable
 from solo_ext.losses.common import (
     LOSSES,
     check_not_negative,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from solo_ext.core.distributed import sum_over_ranks
 from solo_ext.core.precision import full_precision_products
+from solo_ext.kernels.dispatch import tile_rows, tiles_of
 from solo_ext.kernels.sinkhorn import assign
-from solo_ext.kernels.tiles import tile_rows, tiles_of
 from solo_ext.losses.protocpc import moved_prior
 from solo_ext.memory.state import State
 

@@ -20,7 +20,7 @@ from benchmarks.footprint.tables import BEGIN, END, FORMULAS, document, scale
 from benchmarks.interleaved import peak_mib
 from solo_ext import host
 from solo_ext.clustering import e_step
-from solo_ext.kernels import tiles
+from solo_ext.kernels import dispatch
 from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.losses.contrastive import batch_of_views, contrastive
 from solo_ext.losses.info_nce import proto_nce_terms
@@ -76,7 +76,7 @@ def test_backbones(loaded: host.Host, name: str, expected: tuple[int, int, int])
 
 
 def test_tiles_are_those_of_the_kernels() -> None:
-    assert tiles._TILE_BYTES == TILE
+    assert dispatch._TILE_BYTES == TILE
 
 
 def test_every_method_has_its_lines() -> None:

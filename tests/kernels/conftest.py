@@ -16,7 +16,7 @@ from solo_ext.kernels import (
     nearest_rows,
     prototype_contrast,
     sinkhorn,
-    tiles,
+    tables,
 )
 
 Launches = Callable[[Callable[[], Any]], int]
@@ -67,7 +67,7 @@ def tiled(monkeypatch: pytest.MonkeyPatch, force: Force) -> Tiled:
     def apply(rows: int | None) -> None:
         if rows is not None:
             force("tiles")
-            split = in_batch, mixed_logsumexp, nearest_rows, prototype_contrast, sinkhorn, tiles
+            split = in_batch, mixed_logsumexp, nearest_rows, prototype_contrast, sinkhorn, tables
             for module in split:
                 monkeypatch.setattr(module, "tile_rows", lambda *_, **__: rows)
 
