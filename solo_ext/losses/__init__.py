@@ -17,6 +17,7 @@ from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.alignment import alignment_loss_func, uniformity_loss_func
 from solo_ext.losses.common import LOSSES
 from solo_ext.losses.contrastive import (
+    Mixing,
     NegativeEstimator,
     batch_of_views,
     contrastive,
@@ -33,7 +34,7 @@ from solo_ext.losses.metric import (
     soft_nearest_neighbor_loss_func,
     triplet_loss_func,
 )
-from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func
+from solo_ext.losses.mochi import draw_mixes, mochi_loss_func
 from solo_ext.losses.nce import bilinear_info_nce_loss_func, clip_loss_func, nce_loss_func
 from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
 from solo_ext.losses.protocpc import protocpc_loss_func, protocpc_step

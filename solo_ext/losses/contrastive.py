@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +22,9 @@ from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels import dispatch
 from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast, two_view_fits
-from solo_ext.kernels.mixed_logsumexp import mixed_logsumexp
+from solo_ext.kernels.mixed_logsumexp import MixDraws, mixed_logsumexp
 from solo_ext.kernels.tables import table_logsumexp
 from solo_ext.losses.common import LOSSES, check_positive, check_rows, check_table
-
-if TYPE_CHECKING:
-    from solo_ext.losses.mochi import Mixing
 
 
 def plain_contrastive(
@@ -149,6 +146,45 @@ class NegativeEstimator:
 
 PLAIN = NegativeEstimator()
 """Plain InfoNCE: every candidate is a negative and counts once."""
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Synthetic negatives of MoCHi (Kalantidis et al., NeurIPS 2020, arXiv 2010.01028).
+
+    Args:
+        num_hard: number of candidates most similar to the anchor that are mixed; all of them if
+            there are fewer.
+        draws: what is mixed with what; see :func:`solo_ext.losses.mochi.draw_mixes`.
+        ranked: whether the draws' indices count from the hardest down; random ones need no order.
+
+    Example:
+        >>> from solo_ext.losses import draw_mixes
+        >>> anchors, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 100))
+        >>> mixing = Mixing(16, draw_mixes(anchors, 16, num_pair_mixes=5, num_query_mixes=2))
+        >>> terms = contrastive(anchors, anchors[:, None], queue, mixing=mixing, temperature=0.2)
+        >>> terms.losses.shape
+        torch.Size([4, 1])
+    """
+
+    num_hard: int
+    draws: MixDraws
+    ranked: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive(num_hard=self.num_hard)
+        # Check shapes only: checking values would wait for the device.
+        pairs, alpha, singles, beta = (tuple(x.shape) for x in self.draws)
+        if pairs != (*alpha, 2) or singles != beta or len(alpha) != 2 or alpha[0] != beta[0]:
+            raise ValueError(
+                f"draws={pairs}, {alpha}, {singles}, {beta}: must be (N, s, 2), (N, s), (N, s') "
+                "and (N, s')"
+            )
+
+    @property
+    def count(self) -> int:
+        """Synthetic negatives of each anchor."""
+        return self.draws.alpha.shape[1] + self.draws.beta.shape[1]
 
 
 class ContrastiveTerms(NamedTuple):

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws
-from solo_ext.losses.common import (
-    LOSSES,
-    check_not_negative,
-    check_positive,
-    check_table,
-    unit_rows,
-)
-from solo_ext.losses.contrastive import contrastive
+from solo_ext.losses.common import LOSSES, check_not_negative, check_table, unit_rows
+from solo_ext.losses.contrastive import Mixing, contrastive
 
 
 def plain_mochi(
@@ -45,44 +37,6 @@ def plain_mochi(
     own = (query * positive).sum(1, keepdim=True)
     logits = torch.cat((own, query @ queue.T, torch.einsum("nd,nsd->ns", query, synthetic)), 1)
     return F.cross_entropy(logits / temperature, torch.zeros_like(own[:, 0]).long())
-
-
-@dataclass(frozen=True)
-class Mixing:
-    """Synthetic negatives of MoCHi (Kalantidis et al., NeurIPS 2020, arXiv 2010.01028).
-
-    Args:
-        num_hard: number of candidates most similar to the anchor that are mixed; all of them if
-            there are fewer.
-        draws: what is mixed with what; see :func:`draw_mixes`.
-        ranked: whether the draws' indices count from the hardest down; random ones need no order.
-
-    Example:
-        >>> anchors, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 100))
-        >>> mixing = Mixing(16, draw_mixes(anchors, 16, num_pair_mixes=5, num_query_mixes=2))
-        >>> terms = contrastive(anchors, anchors[:, None], queue, mixing=mixing, temperature=0.2)
-        >>> terms.losses.shape
-        torch.Size([4, 1])
-    """
-
-    num_hard: int
-    draws: MixDraws
-    ranked: bool = True
-
-    def __post_init__(self) -> None:
-        check_positive(num_hard=self.num_hard)
-        # Check shapes only: checking values would wait for the device.
-        pairs, alpha, singles, beta = (tuple(x.shape) for x in self.draws)
-        if pairs != (*alpha, 2) or singles != beta or len(alpha) != 2 or alpha[0] != beta[0]:
-            raise ValueError(
-                f"draws={pairs}, {alpha}, {singles}, {beta}: must be (N, s, 2), (N, s), (N, s') "
-                "and (N, s')"
-            )
-
-    @property
-    def count(self) -> int:
-        """Synthetic negatives of each anchor."""
-        return self.draws.alpha.shape[1] + self.draws.beta.shape[1]
 
 
 def draw_mixes(

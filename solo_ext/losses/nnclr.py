@@ -17,13 +17,13 @@ from solo_ext.losses.common import LOSSES, check_positive, unit_rows
 from solo_ext.losses.contrastive import (
     PLAIN,
     ContrastiveTerms,
+    Mixing,
     NegativeEstimator,
     contrastive,
     own_columns,
     per_anchor,
     terms_of,
 )
-from solo_ext.losses.mochi import Mixing
 
 
 def plain_nnclr(nn: Tensor, p: Tensor, temperature: float, symmetric: bool = True) -> Tensor:

@@ -13,8 +13,8 @@ from solo_ext.core import distributed
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
-from solo_ext.losses.contrastive import ContrastiveTerms
-from solo_ext.losses.mochi import Mixing, draw_mixes
+from solo_ext.losses.contrastive import ContrastiveTerms, Mixing
+from solo_ext.losses.mochi import draw_mixes
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.methods.registry import logger
 

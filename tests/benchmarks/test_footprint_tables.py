@@ -22,10 +22,10 @@ from solo_ext import host
 from solo_ext.clustering import e_step
 from solo_ext.kernels import dispatch
 from solo_ext.kernels.nearest_rows import nearest_rows
-from solo_ext.losses.contrastive import batch_of_views, contrastive
+from solo_ext.losses.contrastive import Mixing, batch_of_views, contrastive
 from solo_ext.losses.info_nce import proto_nce_terms
 from solo_ext.losses.margin import arcface_loss_func
-from solo_ext.losses.mochi import Mixing, draw_mixes
+from solo_ext.losses.mochi import draw_mixes
 from solo_ext.losses.protocpc import protocpc_step
 from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.heads import ClassWeights, projector

@@ -21,12 +21,13 @@ from solo_ext.core import distributed
 from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.contrastive import (
     PLAIN,
+    Mixing,
     NegativeEstimator,
     batch_of_views,
     contrastive,
     two_view_terms,
 )
-from solo_ext.losses.mochi import Mixing, draw_mixes
+from solo_ext.losses.mochi import draw_mixes
 from solo_ext.losses.nnclr import nnclr_terms
 from solo_ext.memory import PrototypePrior, sinkhorn
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet

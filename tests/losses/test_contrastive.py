@@ -17,6 +17,7 @@ from torch import Tensor
 from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.contrastive import (
     PLAIN,
+    Mixing,
     NegativeEstimator,
     batch_of_views,
     contrastive,
@@ -26,7 +27,7 @@ from solo_ext.losses.contrastive import (
     plain_contrastive,
     two_view_terms,
 )
-from solo_ext.losses.mochi import Mixing, draw_mixes
+from solo_ext.losses.mochi import draw_mixes
 
 N, K, D, HARD = 3, 8, 4, 3
 ESTIMATORS = {

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solo_ext.losses.contrastive import contrastive
+from solo_ext.losses.contrastive import Mixing, contrastive
 from solo_ext.losses.info_nce import info_nce_loss_func
-from solo_ext.losses.mochi import Mixing, draw_mixes, mochi_loss_func, plain_mochi
+from solo_ext.losses.mochi import draw_mixes, mochi_loss_func, plain_mochi
 
 
 def make(rows: int, queue: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

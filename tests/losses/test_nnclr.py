@@ -11,8 +11,8 @@ from torch import Tensor
 
 from solo_ext.kernels import dispatch
 from solo_ext.kernels.mixed_logsumexp import MixDraws
-from solo_ext.losses.contrastive import NegativeEstimator
-from solo_ext.losses.mochi import Mixing, draw_mixes, plain_mochi
+from solo_ext.losses.contrastive import Mixing, NegativeEstimator
+from solo_ext.losses.mochi import draw_mixes, plain_mochi
 from solo_ext.losses.nnclr import nnclr_symmetric_loss_func, nnclr_terms
 
 

@@ -18,8 +18,14 @@ from solo_ext.core.precision import (
     full_precision_products,
     matmul_precision,
 )
-from solo_ext.losses.contrastive import PLAIN, NegativeEstimator, batch_of_views, contrastive
-from solo_ext.losses.mochi import Mixing, draw_mixes
+from solo_ext.losses.contrastive import (
+    PLAIN,
+    Mixing,
+    NegativeEstimator,
+    batch_of_views,
+    contrastive,
+)
+from solo_ext.losses.mochi import draw_mixes
 
 N, D = 6, 5
 Loss = Callable[[list[Tensor], float], Tensor]

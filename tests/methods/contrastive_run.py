@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.losses.mochi import Mixing, draw_mixes
+from solo_ext.losses.contrastive import Mixing
+from solo_ext.losses.mochi import draw_mixes
 from solo_ext.methods import Metric
 from solo_ext.methods import negatives as module
 from solo_ext.methods.contrastive import Preset

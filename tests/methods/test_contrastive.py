@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws
-from solo_ext.losses.contrastive import ContrastiveTerms, NegativeEstimator, contrastive
-from solo_ext.losses.mochi import Mixing, draw_mixes
+from solo_ext.losses.contrastive import ContrastiveTerms, Mixing, NegativeEstimator, contrastive
+from solo_ext.losses.mochi import draw_mixes
 from solo_ext.methods import negatives as module
 from solo_ext.methods.negatives import annealed_beta
 
