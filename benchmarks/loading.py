@@ -34,7 +34,7 @@ from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.dali import dali_installed
 from solo_ext.data.loaders import pretrain_loader
 from solo_ext.data.raw_batches import RawBatches
-from solo_ext.data.reading import load_image
+from solo_ext.data.reading import decode_image, read_file
 from solo_ext.data.transforms import FixedView
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.lab.training.prepare import prepare
@@ -129,7 +129,7 @@ def squares(data: Path, count: int, folder: Path) -> None:
     for path in files[:: max(len(files) // count, 1)]:
         out = folder / path.parent.name / f"{path.stem}.jpg"
         out.parent.mkdir(parents=True, exist_ok=True)
-        view(load_image(path)).save(out, quality=90)
+        view(decode_image(read_file(path), str(path))).save(out, quality=90)
 
 
 def main() -> None:

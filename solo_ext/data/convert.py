@@ -16,9 +16,9 @@ import numpy as np
 from solo_ext.core.draws import mix, permutation
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, atomic_write, locked, read_jsonl, write_text
-from solo_ext.data.images import class_names, names_fingerprint
+from solo_ext.data.images import class_names, images_fingerprint
 from solo_ext.data.reading import (
-    NOT_THE_IMAGES_FAULT,
+    EncodedImages,
     Images,
     Skipping,
     UnreadableImage,
@@ -86,7 +86,7 @@ def convert(
         if (out / INDEX).exists():
             raise UserError(f"{str(out)!r} holds shards already; name another folder with --out")
         what = {
-            "images": names_fingerprint(images),
+            "images": images_fingerprint(images, by_name=True),
             "count": len(images),
             "skip": isinstance(images, Skipping),
             "shard_bytes": shard_bytes,
@@ -171,18 +171,13 @@ def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]
 def _encoded(images: Images, index: int) -> bytes:
     """A file of an image that can be read."""
     source, (place,) = unwrapped(images, [index])
-    if not hasattr(source, "encoded"):
-        file = io.BytesIO()
-        source[place][0].save(file, "PNG")
-        return file.getvalue()
-    try:
-        encoded: bytes = source.encoded(place)
-    except OSError as error:
-        if error.errno in NOT_THE_IMAGES_FAULT:
-            raise
-        raise UnreadableImage(name_of(images, index), error.strerror or str(error)) from None
-    decode_image(encoded, name_of(images, index))
-    return encoded
+    if isinstance(source, EncodedImages):
+        encoded = source.encoded(place)
+        decode_image(encoded, name_of(images, index))
+        return encoded
+    file = io.BytesIO()
+    source[place][0].save(file, "PNG")
+    return file.getvalue()
 
 
 class _Shard:

@@ -15,9 +15,10 @@ from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from solo_ext.config.schema import CommonConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali import DALIViews
+from solo_ext.data.folders import ImageFiles
 from solo_ext.data.images import files_of, open_images
 from solo_ext.data.raw_batches import HeldPixels, RawBatches
-from solo_ext.data.reading import ImageFiles, read_sample, targets_of, unwrapped
+from solo_ext.data.reading import read_sample, targets_of, unwrapped
 from solo_ext.data.transforms import FixedView, Statistics, Transform, eval_transform, fixed_view
 from solo_ext.data.views import TrainingViews
 from solo_ext.data.workers import WorkerLoader

@@ -20,17 +20,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from solo_ext.config.schema import Streaming
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import atomic_write, cache_root, locked, open_regular
 from solo_ext.data.reading import (
     NOT_THE_IMAGES_FAULT,
-    Item,
+    EncodedImages,
     StorageAway,
     UnreadableImage,
-    decode_image,
 )
 
 TARGETS = "targets.npy"
@@ -280,7 +278,7 @@ def _said(error: OSError) -> str:
     return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
 
 
-class StreamingImages(Dataset[Item]):
+class StreamingImages(EncodedImages):
     """Images in shards; sample i is the i-th in their order.
 
     Args:
@@ -328,7 +326,7 @@ class StreamingImages(Dataset[Item]):
         self.fingerprint = f"{self.fingerprint} {classes}"
 
     @property
-    def targets(self) -> NDArray[np.int32]:
+    def targets(self) -> NDArray[np.int32]:  # type: ignore[override]
         """Targets (n,), which the processes of a machine share; -1 without labels."""
         if self._targets is None:
             if self._labels is None:
@@ -343,11 +341,7 @@ class StreamingImages(Dataset[Item]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_targets": None}
 
-    def __getitem__(self, index: int) -> Item:
-        return decode_image(self.encoded(index), self.name_of(index)), int(self.targets[index])
-
     def encoded(self, index: int) -> bytes:
-        """The file of an image."""
         return self.value(index, self.column)
 
     def value(self, index: int, column: str) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from solo_ext.data.huggingface import HuggingFaceImages
-from solo_ext.data.images import images_fingerprint, names_fingerprint, open_images
+from solo_ext.data.images import images_fingerprint, open_images
 from tests.data.making import png, save_table, section, write_h5
 
 
@@ -26,7 +26,7 @@ def fingerprint(folder: Path, **changes: Any) -> str:
 
 
 def names(path: Path, **changes: Any) -> str:
-    found = names_fingerprint(open_images(section(path, **changes), "train"))
+    found = images_fingerprint(open_images(section(path, **changes), "train"), by_name=True)
     assert found is not None
     return found
 

@@ -18,7 +18,7 @@ from PIL import Image
 from torch._utils import ExceptionWrapper
 from torchvision.datasets.folder import pil_loader
 
-from solo_ext.data.reading import UnreadableImage, decode_image, load_image, to_rgb
+from solo_ext.data.reading import UnreadableImage, decode_image, read_file, to_rgb
 
 SIDE = 16
 GREY = np.linspace(0, 65535, SIDE * SIDE).reshape(SIDE, SIDE).astype(np.uint16)
@@ -61,6 +61,10 @@ AS_TORCHVISION: dict[str, bytes] = {
     "WebP": saved(PHOTO, "WEBP"),
     "BMP": saved(PHOTO, "BMP"),
 }
+
+
+def load_image(path: Path) -> Image.Image:
+    return decode_image(read_file(path), str(path))
 
 
 def written(folder: Path, content: bytes) -> Path:

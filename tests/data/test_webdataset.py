@@ -21,7 +21,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.data import shards as sharded
 from solo_ext.data import webdataset
 from solo_ext.data.convert import convert
-from solo_ext.data.images import class_names, images_fingerprint, names_fingerprint, open_images
+from solo_ext.data.images import class_names, images_fingerprint, open_images
 from solo_ext.data.reading import Skipping, targets_of
 from tests.data import making
 from tests.data.test_streaming import ADDRESS, Remote, stand_in
@@ -445,7 +445,7 @@ def test_fingerprints(tars: Path, tmp_path: Path) -> None:
     elsewhere = shutil.copytree(tars, tmp_path / "elsewhere", copy_function=shutil.copyfile)
     other = open_images(section(elsewhere), "train")
     assert images_fingerprint(images) == images_fingerprint(other) is not None
-    assert names_fingerprint(images) == names_fingerprint(other)
+    assert images_fingerprint(images, by_name=True) == images_fingerprint(other, by_name=True)
     file = elsewhere / NAMES[0]
     content = bytearray(file.read_bytes())
     # The label of the first.
@@ -453,7 +453,7 @@ def test_fingerprints(tars: Path, tmp_path: Path) -> None:
     content[1536:1537] = b"1"
     file.write_bytes(content)
     changed = open_images(section(elsewhere), "train")
-    assert names_fingerprint(changed) != names_fingerprint(images)
+    assert images_fingerprint(changed, by_name=True) != images_fingerprint(images, by_name=True)
 
 
 def test_what_a_process_is_sent_does_not_grow_with_the_images(tmp_path: Path) -> None:
