@@ -55,6 +55,8 @@ class WorkerLoader(DataLoader[Any]):
             pin_memory=torch.cuda.is_available(),
             multiprocessing_context=worker_context(num_workers, start_method),
             worker_init_fn=outlive_signals,
+            # A loader without its own generator draws from the global one.
+            generator=torch.Generator(),
             **options,
         )
 

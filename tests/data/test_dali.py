@@ -12,9 +12,8 @@ from solo_ext.config.schema import DALI, Backbone, Batch, CommonConfig, Crop
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data import dali
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.fixed import eval_batches, training_set
 from solo_ext.data.images import open_images
-from solo_ext.data.loaders import fixed_loader
+from solo_ext.data.loaders import eval_batches, fixed_loader, training_set
 from tests.data.making import section
 
 pytest.importorskip("nvidia.dali")

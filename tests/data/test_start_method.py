@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import ToTensor
 
 from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
-from solo_ext.data.fixed import EvalViews, eval_batches
 from solo_ext.data.images import open_images
-from solo_ext.data.loaders import fixed_loader, pretrain_loader
+from solo_ext.data.loaders import EvalViews, eval_batches, fixed_loader, pretrain_loader
 from solo_ext.data.transforms import pretrain_transform
 from solo_ext.data.views import FixedViews, SampleKey, TrainingViews
 from solo_ext.data.workers import outlive_signals, worker_context

@@ -18,9 +18,14 @@ from torch import Tensor
 from solo_ext.config.schema import Augmentation, Batch, RunConfig
 from solo_ext.core.files import read_jsonl
 from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.fixed import eval_batches
 from solo_ext.data.images import class_names, open_images
-from solo_ext.data.loaders import FixedLoader, ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.loaders import (
+    FixedLoader,
+    ResumableLoader,
+    eval_batches,
+    fixed_loader,
+    pretrain_loader,
+)
 from solo_ext.data.reading import (
     MOST_IN_A_ROW,
     Skipping,
