@@ -48,15 +48,13 @@ class ViewDraws(NamedTuple):
     """Parameters of one view of N images, on the CPU until the batch is moved.
 
     Rows are sorted: jittered images come first, by the position of hue among the steps of their
-    jitter, so that images with the same position are one slice.
-
-    ``affine`` has the weights of the image, its grey and the mean of its grey, for the steps of
-    the jitter except hue, in each image's order.
+    jitter, so that images with the same position are one slice. ``affine`` has the weights of the
+    image, its grey and the mean of its grey, for the other steps in each image's order.
 
     >>> keys = sample_keys(5, 0, np.arange(4))
     >>> draws = draw_view(Augmentation(crop_size=8, num_crops=2), keys, 0, height=12, width=12)
-    >>> draws.rows.shape, draws.box.shape, draws.part(0, 3).flip.shape
-    (torch.Size([4]), torch.Size([4, 4]), torch.Size([3]))
+    >>> draws.part(0, 3).flip.shape
+    torch.Size([3])
     """
 
     rows: Tensor  # (N,) the image that each row is of
@@ -99,8 +97,8 @@ def draw_view(
 
     >>> keys = sample_keys(5, 0, np.arange(4))
     >>> draws = draw_view(Augmentation(crop_size=8, num_crops=2), keys, 0, height=12, width=12)
-    >>> draws.box.shape, draws.flip.shape
-    (torch.Size([4, 4]), torch.Size([4]))
+    >>> draws.box.shape
+    torch.Size([4, 4])
     """
     draws = uniforms(keys, number * _PER_VIEW, _APPLIED + len(_CHANCES))
     applied = {
@@ -168,7 +166,7 @@ def crop_boxes(
 
     The area is uniform in ``scale``, the ratio log-uniform from 3/4 to 4/3, and sides are rounded;
     it takes the first of ten tries that fits, else the largest centred box with such a ratio.
-    ``draws`` are uniform numbers (N, 22).
+    ``draws`` (N, 22) are uniform.
 
     >>> crop_boxes(np.full((1, 22), 0.5), height=32, width=32, scale=(0.25, 0.25))
     array([[ 8,  8, 16, 16]])
@@ -205,14 +203,8 @@ class BatchAugment(nn.Module):
 
     Distributions are those of :func:`solo_ext.data.transforms.pretrain_transform`, without its
     rounding to 8 bits between steps. :meth:`draw` draws all parameters on the CPU, from (seed,
-    epoch, index) alone; :meth:`forward` computes on the images' device.
-
-    Args:
-        dataset: ``data.dataset``, which determines mean and deviation.
-        augmentations: the config's list of pipelines.
-        height: of the images. The memory of its matrices grows with the square of the side.
-        width: of the images.
-        seed: seed of the run.
+    epoch, index) alone; :meth:`forward` computes on the images' device. The memory of its matrices
+    grows with the square of the images' side.
 
     >>> pipeline = Augmentation(crop_size=8, num_crops=2)
     >>> augment = BatchAugment("custom", [pipeline], height=12, width=12, seed=5)
@@ -241,23 +233,21 @@ class BatchAugment(nn.Module):
         """Draws the parameters of some samples (N,), one entry per crop."""
         keys = sample_keys(self.seed, epoch, indices)
         return [
-            draw_view(a, keys, number, self.height, self.width)
-            for number, (a, _) in enumerate(self._views())
+            draw_view(maker.augmentation, keys, number, self.height, self.width)
+            for number, maker in enumerate(self._views())
         ]
 
     def forward(self, images: Tensor, draws: Sequence[ViewDraws]) -> list[Tensor]:
         """Normalised crops (N, 3, S, S) of uint8 images (N, 3, H, W), drawn by :meth:`draw`."""
-        return [
-            maker(images, drawn) for (_, maker), drawn in zip(self._views(), draws, strict=True)
-        ]
+        return [maker(images, drawn) for maker, drawn in zip(self._views(), draws, strict=True)]
 
     def extra_repr(self) -> str:
         return f"from {self.height} x {self.width}, seed {self.seed}"
 
-    def _views(self) -> Iterator[tuple[Augmentation, nn.Module]]:
+    def _views(self) -> Iterator[_ViewMaker]:
+        """Who makes each crop."""
         for augmentation, maker in zip(self.augmentations, self.makers, strict=True):
-            for _ in range(augmentation.num_crops):
-                yield augmentation, maker
+            yield from itertools.repeat(cast(_ViewMaker, maker), augmentation.num_crops)
 
 
 class _ViewMaker(nn.Module):
@@ -333,8 +323,8 @@ class MixDraws(NamedTuple):
     """Random parameters of mixing one view of N images.
 
     >>> draws = ViewMixer(Mix(name="mixup"), seed=5).draw(epoch=0, indices=np.arange(4), views=2)
-    >>> draws[0].partner.shape, draws[0].share.shape, draws[0].centre.shape
-    (torch.Size([4]), torch.Size([4]), torch.Size([4, 2]))
+    >>> draws[0].centre.shape
+    torch.Size([4, 2])
     """
 
     partner: Tensor  # (N,) the image that each one is mixed with
@@ -376,38 +366,24 @@ class ViewMixer:
             partner[order] = np.roll(order, -1)
             kept = np.where(chance < self.settings.prob, low + (1 - low) * share, 1.0)
             drawn.append(
-                MixDraws(
-                    torch.from_numpy(partner),
-                    _floats(kept),
-                    _floats(np.stack(centre, 1)),
-                )
+                MixDraws(torch.from_numpy(partner), _floats(kept), _floats(np.stack(centre, 1)))
             )
         return drawn
 
     def __call__(self, views: Sequence[Tensor], draws: Sequence[MixDraws]) -> list[Tensor]:
         """The mixed views (N, 3, S, S), in new tensors."""
-        mix = mixup if self.settings.name == "mixup" else cutmix
+        mix = _mixup if self.settings.name == "mixup" else _cutmix
         return [mix(view, drawn) for view, drawn in zip(views, draws, strict=True)]
 
 
-def mixup(view: Tensor, drawn: MixDraws) -> Tensor:
-    """``s x + (1 - s) x'``.
-
-    >>> drawn = MixDraws(torch.tensor([1, 0]), torch.tensor([0.75, 1.0]), torch.zeros(2, 2))
-    >>> mixup(torch.arange(2.0).view(2, 1, 1, 1).expand(2, 3, 4, 4), drawn)[:, 0, 0, 0]
-    tensor([0.2500, 1.0000])
-    """
+def _mixup(view: Tensor, drawn: MixDraws) -> Tensor:
+    """``s x + (1 - s) x'``."""
     share = drawn.share.view(-1, 1, 1, 1).to(view.dtype)
     return torch.lerp(view[drawn.partner], view, share)
 
 
-def cutmix(view: Tensor, drawn: MixDraws) -> Tensor:
-    """Pastes a box of sides ``sqrt(1 - s)`` of the other image.
-
-    >>> drawn = MixDraws(torch.tensor([1, 0]), torch.tensor([0.75, 1.0]), torch.full((2, 2), 0.5))
-    >>> cutmix(torch.arange(2.0).view(2, 1, 1, 1).expand(2, 3, 4, 4), drawn)[:, 0].mean((1, 2))
-    tensor([0.2500, 1.0000])
-    """
+def _cutmix(view: Tensor, drawn: MixDraws) -> Tensor:
+    """Pastes a box of sides ``sqrt(1 - s)`` of the other image."""
     inside = [
         _near(length, centre, drawn.share)
         for length, centre in zip(view.shape[-2:], drawn.centre.unbind(1), strict=True)

@@ -32,7 +32,6 @@ from solo_ext.data.streaming import INDEX
 
 STARTED = "converting.jsonl"
 """What a conversion has done so far: a line of what it converts, then one for each shard."""
-_HASH = "sha256"
 _MOST = 2**32 - 1
 """Bytes of a shard, whose offsets have 32 bits."""
 _AHEAD = 64
@@ -59,11 +58,8 @@ def convert(
     the same number of images. Files of images are written as they are, others as PNG. A conversion
     that was killed goes on after its last whole shard. ``index.json`` is written last.
 
-    Args:
-        images: those of :func:`~solo_ext.data.images.open_images`.
-        out: folder, created if missing.
-        shard_bytes: most bytes of a shard; an image that is larger has one of its own.
-        progress: called with the number of images done and in all.
+    A shard has at most ``shard_bytes`` bytes, or one image. ``progress`` is called with the number
+    of images done and in all.
 
     Raises:
         UserError: the folder holds shards already, or a conversion of other images.
@@ -146,10 +142,7 @@ def _converted(
 
 
 def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Places in the order from ``start`` on, the images there, and their files.
-
-    The file of an image that is left out is ``None``.
-    """
+    """Places in the order from ``start`` on, the images there, and their files, or ``None``."""
 
     def read(index: int) -> bytes | None:
         try:
@@ -188,7 +181,7 @@ class _Shard:
             "version": 2,
             "format": "mds",
             "compression": None,
-            "hashes": [_HASH],
+            "hashes": ["sha256"],
             "size_limit": limit,
             "column_names": ["image", "label"],
             "column_encodings": ["bytes", "int"],
@@ -210,6 +203,6 @@ class _Shard:
         return b"".join([np.uint32(count).tobytes(), offsets.tobytes(), self.header, *self.samples])
 
     def entry(self, name: str, content: bytes) -> dict[str, Any]:
-        hashes = {_HASH: hashlib.new(_HASH, content).hexdigest()}
+        hashes = {"sha256": hashlib.sha256(content).hexdigest()}
         raw = {"basename": name, "bytes": len(content), "hashes": hashes}
         return {**self.about, "samples": len(self.samples), "raw_data": raw, "zip_data": None}

@@ -24,9 +24,8 @@ class H5Images(EncodedImages):
     ``labelled``, targets are -1.
 
     Raises:
-        OSError: the file cannot be opened as HDF5.
-        KeyError, TypeError, AttributeError, RuntimeError, ValueError: it is damaged, or contains a
-            name that is not text.
+        OSError, KeyError, TypeError, AttributeError, RuntimeError, ValueError: it is no HDF5 file,
+            is damaged, or contains a name that is not text.
     """
 
     def __init__(self, path: Path, only: tuple[str, ...] = (), *, labelled: bool = True) -> None:
@@ -69,7 +68,6 @@ class H5Images(EncodedImages):
             return bytes(stored.tobytes())
 
     def name_of(self, index: int) -> str:
-        """``<file>:<class>/<image>``."""
         return f"{self.path}:{self._group_of(index)}/{self._names[index].decode()}"
 
     def _group_of(self, index: int) -> str:

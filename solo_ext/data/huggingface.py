@@ -29,9 +29,7 @@ _FILES = (".parquet", ".arrow")
 
 
 class HuggingFaceImages(EncodedImages):
-    """Rows of a ``datasets.Dataset``; sample i is row i.
-
-    The table stays memory-mapped, and all workers map the same file.
+    """Rows of a ``datasets.Dataset``, which stays memory-mapped; sample i is row i.
 
     ``image`` and ``label`` name the columns; ``None`` finds them. Without a label a target is -1.
 
@@ -93,14 +91,9 @@ def open_huggingface(
 ) -> HuggingFaceImages:
     """Opens ``data.format: huggingface``.
 
-    Args:
-        path: a folder written by ``save_to_disk``, another folder that `datasets` reads (images,
-            parquet), a ``.parquet`` file or a pattern of them, an ``.arrow`` file, or the name of a
-            data set on the hub.
-        split: ``train`` or ``val``.
-        settings: the section ``data.huggingface``.
-        labelled: whether labels are read.
-        same_path: training and validation have one path, so that a lone split is for training.
+    The path is a folder written by ``save_to_disk``, another folder that `datasets` reads (images,
+    parquet), a ``.parquet`` file or a pattern of them, an ``.arrow`` file, or a name on the hub.
+    With ``same_path`` for training and validation a lone split is for training.
 
     Raises:
         ConfigError: `datasets` is not installed, or data set, split or column do not exist.

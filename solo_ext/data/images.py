@@ -27,12 +27,10 @@ Split = Literal["train", "val"]
 
 
 def open_images(data: schema.Images, split: Split) -> Images:
-    """Opens the images of one split.
+    """Opens the images of one split of a section ``data``.
 
-    Args:
-        data: the section ``data`` of a config.
-        split: ``train`` applies ``data.fraction`` and ``data.no_labels``. With ``data.holdout``
-            both splits are parts of the training images, and ``data.val_path`` is not read.
+    ``train`` applies ``data.fraction`` and ``data.no_labels``. With ``data.holdout`` both splits
+    are parts of the training images, and ``data.val_path`` is not read.
 
     Raises:
         ConfigError: the path is missing, empty, unreadable, or not in the data set's layout, or a
@@ -81,19 +79,17 @@ def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> 
         same_path = data.train_path == data.val_path
         section = data.huggingface or schema.HuggingFace()
         return open_huggingface(path, split, section, labelled=labelled, same_path=same_path)
+    shards, refuse = data.streaming or schema.Streaming(), data.unreadable != "skip"
     if data.format == "streaming":
-        shards = data.streaming or schema.Streaming()
         return open_streaming(path, key, shards, labelled=labelled)
     if data.format == "webdataset":
-        shards, whole = data.streaming or schema.Streaming(), data.unreadable != "skip"
-        return open_webdataset(path, key, shards, labelled=labelled, whole=whole)
+        return open_webdataset(path, key, shards, labelled=labelled, whole=refuse)
     root = Path(path).expanduser()
     if not root.exists():
         raise ConfigError(key, path, "no such folder", "give the folder of the images")
     if root.is_file():
         # With `skip`, a listed file that does not exist counts as an unreadable image.
-        present = data.unreadable != "skip"
-        return file_list(root, key, labelled, present=present)
+        return file_list(root, key, labelled, present=refuse)
     if name not in ("stl10", "cifar10", "cifar100"):
         return class_folders(root, key) if labelled else unlabelled_folder(root)
     held: Any

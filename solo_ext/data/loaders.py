@@ -183,12 +183,13 @@ class FixedLoader(WorkerLoader):
             return
         images: Any = self.dataset.images  # type: ignore[attr-defined]
         self.skipped, in_a_row, indices = [], 0, itertools.count()
+        most = most_in_a_row(images)
         for batch, readable in super().__iter__():
             for fine, index in zip(readable, indices):  # noqa: B905
                 in_a_row = 0 if fine else in_a_row + 1
                 if not fine:
                     self.skipped.append(index)
-                if in_a_row >= most_in_a_row(images):
+                if in_a_row >= most:
                     raise too_many(in_a_row, images, index)
             if batch is not None:
                 yield batch
@@ -348,21 +349,20 @@ class EvalViews(Dataset[Tensor]):
     """
 
     def __init__(self, dataset: Any, transform: Transform) -> None:
-        self.transform = transform
-        self._ours = isinstance(dataset, TrainingViews)
-        self.images: Any = dataset.images if self._ours else copy.copy(dataset)
-        if not self._ours:
-            self.images.transform = transform
+        self.dataset, self.transform = dataset, transform
+        if not isinstance(dataset, TrainingViews):
+            self.dataset = copy.copy(dataset)
+            self.dataset.transform = transform
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> Tensor:
-        if not self._ours:
+        if not isinstance(self.dataset, TrainingViews):
             # solo-learn's samples end in (view, target).
-            return self.images[index][-2]  # type: ignore[no-any-return]
+            return self.dataset[index][-2]  # type: ignore[no-any-return]
         # As in training, the next readable sample stands in for an unreadable one.
-        _, (image, _) = read_sample(self.images, index)
+        _, (image, _) = read_sample(self.dataset.images, index)
         return self.transform(image)
 
 

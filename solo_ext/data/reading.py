@@ -24,13 +24,7 @@ Item = tuple[Image.Image, int]
 
 
 class Images(Protocol):
-    """A data set: a sized, indexable collection of images and targets.
-
-    >>> images: Images = [(Image.new("RGB", (10, 8)), 3)] * 5
-    >>> image, target = images[4]
-    >>> len(images), image.size, target
-    (5, (10, 8), 3)
-    """
+    """A data set: a sized, indexable collection of images and targets."""
 
     def __len__(self) -> int: ...
 
@@ -171,21 +165,15 @@ def _decoded(encoded: bytes) -> Image.Image:
     if not encoded:
         raise EOFError("it is empty")
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-        return to_rgb(image)
+        return _to_rgb(image)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
     """Decodes an opened image to 8-bit RGB.
 
     Grey levels of up to 16 bits are scaled to 8; PIL's own conversion would clip them at 255.
     Transparency is dropped, and the colours below it stay. A rotation stated only by EXIF is not
     applied.
-
-    Raises:
-        ValueError: grey levels of unknown range (floating point, or beyond 16 bits).
-
-    >>> to_rgb(Image.fromarray(np.full((1, 1), 257, dtype=np.uint16))).getpixel((0, 0))
-    (1, 1, 1)
     """
     if image.mode == "I" or image.mode.startswith("I;16"):
         # A TIFF states its bits; other images of more than 8 bits have 16.
@@ -345,9 +333,7 @@ def name_of(images: Any, index: int) -> str:
     'sample 0'
     """
     source, (place,) = unwrapped(images, [index])
-    if hasattr(source, "name_of"):
-        return str(source.name_of(place))
-    return str(source.samples[place][0]) if hasattr(source, "samples") else f"sample {place}"
+    return str(source.name_of(place)) if hasattr(source, "name_of") else f"sample {place}"
 
 
 def targets_of(images: Images) -> list[int]:
@@ -364,9 +350,7 @@ def targets_of(images: Images) -> list[int]:
     return [source[i][1] for i in indices]
 
 
-def number_labels(
-    labels: Sequence[int | str | None],
-) -> tuple[NDArray[np.int64], list[str]]:
+def number_labels(labels: Sequence[int | str | None]) -> tuple[NDArray[np.int64], list[str]]:
     """Targets (n,) of labels, and names of the classes in their order.
 
     None and negative numbers are -1.

@@ -44,13 +44,10 @@ _NUMBERS = {"int": np.dtype(np.int64)} | {
 
 @dataclass(frozen=True)
 class MDS(Shard):
-    """An entry of ``index.json``.
-
-    Attributes:
-        columns: encoding, and bytes unless they vary, by name and in the order of a sample.
-    """
+    """An entry of ``index.json``."""
 
     columns: Mapping[str, tuple[str, int | None]]
+    """Encoding, and bytes unless they vary, by name and in the order of a sample."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> MDS:
@@ -95,13 +92,7 @@ class MDS(Shard):
 
 
 def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) -> StreamingImages:
-    """Opens ``data.format: streaming``.
-
-    Args:
-        path: folder with an ``index.json``, local or on S3 or GCS.
-        key: dotted key of the path.
-        settings: the section ``data.streaming``.
-        labelled: whether labels are read.
+    """Opens ``data.format: streaming``, a folder with an ``index.json``, local or on S3 or GCS.
 
     Raises:
         ConfigError: there is no index or it is damaged, columns are not of images and labels, the

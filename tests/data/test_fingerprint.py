@@ -53,11 +53,6 @@ def test_changes_with_the_files(change: str, folder: Path) -> None:
     assert fingerprint(folder) != before
 
 
-def test_part_of_the_images_is_another_set(folder: Path) -> None:
-    whole, half = fingerprint(folder), fingerprint(folder, fraction=0.5)
-    assert whole != half == fingerprint(folder, fraction=0.5)
-
-
 @pytest.mark.parametrize("changes", [{}, {"fraction": 0.5}, {"holdout": 0.5}], ids=str)
 def test_images_that_may_be_skipped(changes: dict[str, Any], folder: Path) -> None:
     """Their names are known; which features they have is not, so these are not stored."""

@@ -20,7 +20,6 @@ from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError
 from solo_ext.data import shards as sharded
 from solo_ext.data import webdataset
-from solo_ext.data.convert import convert
 from solo_ext.data.images import class_names, images_fingerprint, open_images
 from solo_ext.data.reading import Skipping, targets_of
 from tests.data import making
@@ -58,24 +57,11 @@ def levels(images: Any) -> list[int]:
     return [images[i][0].getpixel((0, 0))[0] for i in range(len(images))]
 
 
-def one_tar(folder: Path, *files: tuple[str, bytes]) -> Path:
-    folder.mkdir(exist_ok=True)
-    with tarfile.open(folder / "one.tar", "w") as tar:
-        for name, content in files:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return folder
-
-
 def test_the_images_of_class_folders(tmp_path: Path) -> None:
-    """In the same order, so that they are the same data set; and as shards of MDS."""
-    for level in range(12):
-        file = tmp_path / "folder" / "012"[level // 4] / f"{level:02}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(making.png(level))
-    folder = open_images(making.section(tmp_path / "folder"), "train")
-    samples = [{"cls": b"%d\n" % (i // 4), "png": making.png(i)} for i in range(12)]
+    """In the same order, so that they are the same data set."""
+    files = list(map(making.png, range(12)))
+    folder = open_images(making.section(making.write_folder(tmp_path / "folder", files)), "train")
+    samples = [{"cls": b"ab"[i // 6 : i // 6 + 1] + b"\n", "png": files[i]} for i in range(12)]
     for number in (0, 1):
         own = samples[number * 6 : (number + 1) * 6]
         making.write_tar(tmp_path / "tars" / f"{number}.tar", own)
@@ -85,12 +71,6 @@ def test_the_images_of_class_folders(tmp_path: Path) -> None:
     ]
     assert class_names(images) == class_names(folder)
     assert images.targets.tolist() == targets_of(folder)
-    convert(images, tmp_path / "shards", 500)
-    found: Any = open_images(making.section(tmp_path / "shards", format="streaming"), "train")
-    assert sorted(zip(levels(found), found.targets.tolist(), strict=True)) == [
-        (i, i // 4) for i in range(12)
-    ]
-    assert class_names(found) == class_names(images)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +98,8 @@ def test_files_of_a_sample(tmp_path: Path) -> None:
     """As WebDataset groups them: by the name up to the first dot, one after another."""
     images: Any = open_images(
         section(
-            one_tar(
-                tmp_path / "tars",
+            making.tar_of(
+                tmp_path / "one.tar",
                 ("README", b"no extension"),
                 ("._a.jpg", b"of a Mac"),
                 ("x.y/a.json", b'{"label": 2}'),
@@ -149,8 +129,8 @@ def test_files_of_a_sample(tmp_path: Path) -> None:
 
 
 def test_chosen_files(tmp_path: Path) -> None:
-    path = one_tar(
-        tmp_path / "tars",
+    path = making.tar_of(
+        tmp_path / "one.tar",
         ("a.png", making.png(90)),
         ("a.small.png", making.png(0)),
         ("a.json", b'{"label": 0, "kind": "dog"}'),
@@ -308,18 +288,28 @@ def test_a_tar_that_is_not_there(tars: Path) -> None:
         open_images(section(tars), "train")
 
 
+FOLDER = "give a folder of .tar files, or `[^`]*`"
+
+
 @pytest.mark.parametrize("unreadable", ["refuse", "skip"])
-def test_none_of_the_tars_is_there(unreadable: str, tars: Path) -> None:
-    """As of a pattern of another kind, which counts as a name."""
-    absent = r"'train-\*.tar' is not there .*; give a folder of .tar files, or `[^`]*`$"
-    with pytest.raises(ConfigError, match=absent):
-        open_images(section(tars / "train-*.tar", unreadable=unreadable), "train")
-
-
-def test_a_file_is_no_folder_of_tars(tars: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("none", f"no such folder; {FOLDER}$"),
+        # A file is no folder of tars.
+        ("list.txt", f"no such folder; {FOLDER}$"),
+        ("empty", f"no .tar in it; {FOLDER}$"),
+        # A pattern of another kind counts as a name.
+        ("train-*.tar", rf"'train-\*.tar' is not there .*; {FOLDER}$"),
+        # Their names alone would fill the memory.
+        ("{0..999999}-{0..999999}.tar", "1,000,000,000,000 tars are named"),
+    ],
+)
+def test_mistakes(name: str, problem: str, unreadable: str, tars: Path) -> None:
     (tars / "list.txt").write_text("train-000.tar")
-    with pytest.raises(ConfigError, match=r"no such folder; give a folder of .tar files"):
-        open_images(section(tars / "list.txt"), "train")
+    (tars / "empty").mkdir()
+    with pytest.raises(ConfigError, match=problem):
+        open_images(section(tars / name, unreadable=unreadable), "train")
 
 
 @pytest.mark.parametrize("name", ["train.tar.gz", "train.tgz", "train.tar.zst"])
@@ -329,12 +319,6 @@ def test_compressed_tars(name: str, tars: Path) -> None:
         with pytest.raises(ConfigError, match=f"'{name}' is compressed as a whole.*plain .tar"):
             open_images(section(path), "train")
     assert levels(open_images(section(tars / "train-{000..002}.tar"), "train")) == list(range(12))
-
-
-def test_no_tars(tmp_path: Path) -> None:
-    for path, problem in ((tmp_path / "none", "no such folder"), (tmp_path, "no .tar in it")):
-        with pytest.raises(ConfigError, match=f"{problem}; give a folder of .tar files"):
-            open_images(section(path), "val")
 
 
 # The index.
@@ -408,12 +392,6 @@ def test_no_tar_is_whole(tars: Path) -> None:
         (tars / name).write_bytes(b"no tar")
     with pytest.raises(ConfigError, match=f"no tar can be read; the first: {NAMES[0]}"):
         open_images(section(tars, unreadable="skip"), "train")
-
-
-def test_more_tars_than_anyone_has(tars: Path) -> None:
-    """Their names alone would fill the memory."""
-    with pytest.raises(ConfigError, match="1,000,000,000,000 tars are named"):
-        open_images(section(tars / "{0..999999}-{0..999999}.tar"), "train")
 
 
 @pytest.mark.fault
