@@ -27,7 +27,7 @@ from solo_ext.data.reading import (
     targets_of,
     unwrapped,
 )
-from solo_ext.data.shards import TARGETS, save_array
+from solo_ext.data.shards import TARGETS, write_array
 from solo_ext.data.streaming import INDEX
 
 STARTED = "converting.jsonl"
@@ -133,7 +133,7 @@ def _converted(
     left_out = {index for entry in shards for index in entry["left_out"]}
     order = permutation(len(images), mix(0))(np.arange(len(images)))
     written = order[~np.isin(order, list(left_out))]
-    atomic_write(out / TARGETS, lambda scratch: save_array(scratch, targets[written]))
+    write_array(out / TARGETS, targets[written])
     entries = [entry["index"] for entry in shards if entry["index"]["samples"]]
     about = {"version": 2, "shards": entries, "classes": class_names(images)}
     write_text(out / INDEX, json.dumps(about, sort_keys=True))

@@ -255,7 +255,7 @@ class MappedArray:
 
     >>> import pickle, tempfile
     >>> file = Path(tempfile.mkdtemp()) / "targets.npy"
-    >>> save_array(file, np.array([2, 0], dtype=np.int32))
+    >>> write_array(file, np.array([2, 0], dtype=np.int32))
     >>> pickle.loads(pickle.dumps(MappedArray(file))).values.tolist()
     [2, 0]
     """
@@ -408,14 +408,18 @@ def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
     return own
 
 
-def save_array(file: Path, array: NDArray[Any]) -> None:
-    """Writes an array as ``.npy``, whatever the file is called.
+def write_array(file: Path, array: NDArray[Any]) -> None:
+    """Writes a whole ``.npy`` file or none of it.
 
     >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "targets"
-    >>> save_array(file, np.array([2, 0], dtype=np.int32))
+    >>> file = Path(tempfile.mkdtemp()) / "targets.npy"
+    >>> write_array(file, np.array([2, 0], dtype=np.int32))
     >>> np.load(file).tolist()
     [2, 0]
     """
-    with file.open("wb") as opened:
-        np.save(opened, array)
+
+    def write(scratch: Path) -> None:
+        with scratch.open("wb") as opened:
+            np.save(opened, array)
+
+    atomic_write(file, write)

@@ -29,7 +29,7 @@ from solo_ext.data.shards import (
     StreamingImages,
     prepare,
     reaching,
-    save_array,
+    write_array,
 )
 
 INDEX = "index.json"
@@ -170,7 +170,7 @@ def _labels(
             encoding, _ = shards[0].columns[column]
             values = [_label(images.value(i, column), encoding) for i in range(len(images))]
             targets, known = number_labels(values)
-            atomic_write(mine, lambda scratch: save_array(scratch, targets.astype(np.int32)))
+            write_array(mine, targets.astype(np.int32))
             write_text(names, json.dumps(known))
     return mine, json.loads(names.read_text())
 

@@ -41,7 +41,7 @@ from solo_ext.data.shards import (
     StreamingImages,
     prepare,
     reaching,
-    save_array,
+    write_array,
 )
 
 logger = logging.getLogger(__name__)
@@ -270,8 +270,8 @@ def _index(
     about |= {"problem": None if targets else problem, "digest": digest.hexdigest()}
     # The arrays count from when this is there.
     (index / _ABOUT).unlink(missing_ok=True)
-    atomic_write(index / _PLACES, lambda scratch: save_array(scratch, at))
-    atomic_write(index / TARGETS, lambda scratch: save_array(scratch, of))
+    write_array(index / _PLACES, at)
+    write_array(index / TARGETS, of)
     write_text(index / _ABOUT, json.dumps(about))
     return about
 

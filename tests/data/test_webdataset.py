@@ -6,7 +6,6 @@ How their samples are read and ordered, and how tars are copied, is in ``test_st
 from __future__ import annotations
 
 import gzip
-import io
 import pickle
 import shutil
 import tarfile
@@ -181,28 +180,19 @@ def test_no_image(tmp_path: Path) -> None:
 def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
     """Links, devices and folders; names are not paths, and pickles are not read."""
     (tmp_path / "secret.png").write_bytes(making.png(90))
-    (tmp_path / "tars").mkdir()
-    with tarfile.open(tmp_path / "tars" / "one.tar", "w") as tar:
-        for name, kind in (
-            ("a.png", tarfile.SYMTYPE),
-            ("b.png", tarfile.LNKTYPE),
-            ("c.png", tarfile.CHRTYPE),
-            ("d.png", tarfile.FIFOTYPE),
-            ("e.png", tarfile.DIRTYPE),
+    files = [
+        (f"{name}.{kind}", content)
+        for index, name in enumerate(("../../up", "/etc/passwd", "x" * 5000, "\udcff"))
+        for kind, content in (sample(index) | {"pyd": pickle.dumps(Path), "pth": b"\x80"}).items()
+    ]
+    making.tar_of(tmp_path / "tars" / "one.tar", *files)
+    with tarfile.open(tmp_path / "tars" / "one.tar", "a") as tar:
+        for number, kind in enumerate(
+            (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
         ):
-            member = tarfile.TarInfo(name)
+            member = tarfile.TarInfo(f"{number}.png")
             member.type, member.linkname = kind, str(tmp_path / "secret.png")
             tar.addfile(member)
-        for index, name in enumerate(("../../up", "/etc/passwd", "x" * 5000, "\udcff")):
-            for kind_, content in (
-                ("png", making.png(index)),
-                ("cls", b"0"),
-                ("pyd", pickle.dumps(Path)),
-                ("pth", b"\x80"),
-            ):
-                member = tarfile.TarInfo(f"{name}.{kind_}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
     before = sorted(tmp_path.rglob("*"))
     assert levels(open_images(section(tmp_path / "tars"), "train")) == [0, 1, 2, 3]
     left = {p for p in tmp_path.rglob("*") if p.relative_to(tmp_path).parts[0] != "cache"}
