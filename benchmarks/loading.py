@@ -33,9 +33,9 @@ from solo_ext.core.files import append_lines
 from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.dali import dali_installed
 from solo_ext.data.loaders import pretrain_loader
-from solo_ext.data.raw_batches import RawBatches
-from solo_ext.data.reading import load_image
+from solo_ext.data.reading import decode_image, read_file
 from solo_ext.data.transforms import FixedView
+from solo_ext.data.views import RawBatches
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.run_dir import environment
@@ -104,10 +104,8 @@ def work(source: Source, data: Path, size: int, blur: float) -> Any:
     make = DALILoader if prepared.run.data.format == "dali" else pretrain_loader
     loader = make(prepared.run, prepared.train)
     if isinstance(loader.dataset, RawBatches):
-        run, pixels = prepared.run, loader.dataset.pixels
-        augment = BatchAugment(
-            run.data.dataset, run.augmentations, pixels.height, pixels.width, run.seed
-        )
+        run, raw = prepared.run, loader.dataset
+        augment = BatchAugment(run.data.dataset, run.augmentations, raw.height, raw.width, run.seed)
         return len(loader) * BATCH, lambda: read_all(augmented(loader, augment))
     return len(loader) * BATCH, lambda: read_all(loader)
 
@@ -129,7 +127,7 @@ def squares(data: Path, count: int, folder: Path) -> None:
     for path in files[:: max(len(files) // count, 1)]:
         out = folder / path.parent.name / f"{path.stem}.jpg"
         out.parent.mkdir(parents=True, exist_ok=True)
-        view(load_image(path)).save(out, quality=90)
+        view(decode_image(read_file(path), str(path))).save(out, quality=90)
 
 
 def main() -> None:

@@ -25,9 +25,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from solo_ext.core import distributed
 from solo_ext.core.draws import LARGE
-from solo_ext.data.fixed import labels_of
-from solo_ext.data.listing import Listing
-from solo_ext.data.reading import ImageFiles
+from solo_ext.data.folders import ImageFiles, Listing
+from solo_ext.data.loaders import labels_of
 from solo_ext.data.views import EpochSampler, TrainingViews
 from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank

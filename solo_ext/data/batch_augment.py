@@ -1,4 +1,4 @@
-"""Augmentation of a whole batch on the device that trains, with torchvision's distributions."""
+"""Augmentation and mixing of a whole batch on the device that trains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
-from solo_ext.config.schema import Augmentation, ColorJitter
+from solo_ext.config.schema import Augmentation, ColorJitter, Mix
 from solo_ext.core.draws import Floats, Keys, sample_keys, uniforms
 from solo_ext.data.batch_ops import (
     AxisResampler,
@@ -40,21 +40,21 @@ _BOX, _ORDER, _RADIUS, _FLIP, _APPLIED = 2 * _TRIES + 2, 22, 27, 28, 29
 _PER_VIEW = 64
 """Each view takes 64 numbers of a sample's stream: 22 for the box, one for the order of the jitter,
 4 for its factors, one each for blur and mirroring, and one for each of ``_CHANCES``."""
+_MIX_FIRST, _MIX_PER_VIEW, _MIX_DRAWS = 1 << 32, 8, 5
+"""Mixing takes 5 numbers per view from position 2**32 of a sample's stream."""
 
 
 class ViewDraws(NamedTuple):
     """Parameters of one view of N images, on the CPU until the batch is moved.
 
     Rows are sorted: jittered images come first, by the position of hue among the steps of their
-    jitter, so that images with the same position are one slice.
-
-    ``affine`` has the weights of the image, its grey and the mean of its grey, for the steps of
-    the jitter except hue, in each image's order.
+    jitter, so that images with the same position are one slice. ``affine`` has the weights of the
+    image, its grey and the mean of its grey, for the other steps in each image's order.
 
     >>> keys = sample_keys(5, 0, np.arange(4))
     >>> draws = draw_view(Augmentation(crop_size=8, num_crops=2), keys, 0, height=12, width=12)
-    >>> draws.rows.shape, draws.box.shape, draws.part(0, 3).flip.shape
-    (torch.Size([4]), torch.Size([4, 4]), torch.Size([3]))
+    >>> draws.part(0, 3).flip.shape
+    torch.Size([3])
     """
 
     rows: Tensor  # (N,) the image that each row is of
@@ -97,8 +97,8 @@ def draw_view(
 
     >>> keys = sample_keys(5, 0, np.arange(4))
     >>> draws = draw_view(Augmentation(crop_size=8, num_crops=2), keys, 0, height=12, width=12)
-    >>> draws.box.shape, draws.flip.shape
-    (torch.Size([4, 4]), torch.Size([4]))
+    >>> draws.box.shape
+    torch.Size([4, 4])
     """
     draws = uniforms(keys, number * _PER_VIEW, _APPLIED + len(_CHANCES))
     applied = {
@@ -166,7 +166,7 @@ def crop_boxes(
 
     The area is uniform in ``scale``, the ratio log-uniform from 3/4 to 4/3, and sides are rounded;
     it takes the first of ten tries that fits, else the largest centred box with such a ratio.
-    ``draws`` are uniform numbers (N, 22).
+    ``draws`` (N, 22) are uniform.
 
     >>> crop_boxes(np.full((1, 22), 0.5), height=32, width=32, scale=(0.25, 0.25))
     array([[ 8,  8, 16, 16]])
@@ -203,14 +203,8 @@ class BatchAugment(nn.Module):
 
     Distributions are those of :func:`solo_ext.data.transforms.pretrain_transform`, without its
     rounding to 8 bits between steps. :meth:`draw` draws all parameters on the CPU, from (seed,
-    epoch, index) alone; :meth:`forward` computes on the images' device.
-
-    Args:
-        dataset: ``data.dataset``, which determines mean and deviation.
-        augmentations: the config's list of pipelines.
-        height: of the images. The memory of its matrices grows with the square of the side.
-        width: of the images.
-        seed: seed of the run.
+    epoch, index) alone; :meth:`forward` computes on the images' device. The memory of its matrices
+    grows with the square of the images' side.
 
     >>> pipeline = Augmentation(crop_size=8, num_crops=2)
     >>> augment = BatchAugment("custom", [pipeline], height=12, width=12, seed=5)
@@ -239,23 +233,21 @@ class BatchAugment(nn.Module):
         """Draws the parameters of some samples (N,), one entry per crop."""
         keys = sample_keys(self.seed, epoch, indices)
         return [
-            draw_view(a, keys, number, self.height, self.width)
-            for number, (a, _) in enumerate(self._views())
+            draw_view(maker.augmentation, keys, number, self.height, self.width)
+            for number, maker in enumerate(self._views())
         ]
 
     def forward(self, images: Tensor, draws: Sequence[ViewDraws]) -> list[Tensor]:
         """Normalised crops (N, 3, S, S) of uint8 images (N, 3, H, W), drawn by :meth:`draw`."""
-        return [
-            maker(images, drawn) for (_, maker), drawn in zip(self._views(), draws, strict=True)
-        ]
+        return [maker(images, drawn) for maker, drawn in zip(self._views(), draws, strict=True)]
 
     def extra_repr(self) -> str:
         return f"from {self.height} x {self.width}, seed {self.seed}"
 
-    def _views(self) -> Iterator[tuple[Augmentation, nn.Module]]:
+    def _views(self) -> Iterator[_ViewMaker]:
+        """Who makes each crop."""
         for augmentation, maker in zip(self.augmentations, self.makers, strict=True):
-            for _ in range(augmentation.num_crops):
-                yield augmentation, maker
+            yield from itertools.repeat(cast(_ViewMaker, maker), augmentation.num_crops)
 
 
 class _ViewMaker(nn.Module):
@@ -325,3 +317,84 @@ def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Ten
 def _equalized(x: Tensor) -> Tensor:
     pixels = (x * 255).round_().to(torch.uint8)
     return cast(Tensor, F.equalize_image(pixels)).float() / 255
+
+
+class MixDraws(NamedTuple):
+    """Random parameters of mixing one view of N images.
+
+    >>> draws = ViewMixer(Mix(name="mixup"), seed=5).draw(epoch=0, indices=np.arange(4), views=2)
+    >>> draws[0].centre.shape
+    torch.Size([4, 2])
+    """
+
+    partner: Tensor  # (N,) the image that each one is mixed with
+    share: Tensor  # (N,) the share of its own that it keeps, 1 if it is left alone
+    centre: Tensor  # (N, 2) of CutMix's box, as shares of height and width
+
+
+class ViewMixer:
+    """Mixes each view of an image with the same view of another image of the batch.
+
+    Mixup as noise (after Verma et al., "Towards domain-agnostic contrastive learning", ICML 2021,
+    arXiv 2011.04419): ``s x + (1 - s) x'`` with s uniform in [``min_share``, 1], drawn for every
+    image and view; target and index stay those of x. CutMix (Yun et al., ICCV 2019, arXiv
+    1905.04899) pastes a box of area 1 - s instead, cropped at the edge.
+
+    Everything except the choice of x' is a function of (seed, epoch, index). x' is the next image
+    in an order drawn from them, so it depends on which images the batch has, not on their order.
+
+    >>> mixer = ViewMixer(Mix(name="mixup"), seed=5)
+    >>> draws = mixer.draw(epoch=0, indices=np.arange(4), views=2)
+    >>> [view.shape for view in mixer([torch.ones(4, 3, 8, 8)] * 2, draws)]
+    [torch.Size([4, 3, 8, 8]), torch.Size([4, 3, 8, 8])]
+    """
+
+    def __init__(self, settings: Mix, seed: int) -> None:
+        self.settings, self.seed = settings, seed
+
+    def draw(self, epoch: int, indices: NDArray[np.int64], views: int) -> list[MixDraws]:
+        """Draws the parameters of some samples (N,), one entry per view."""
+        keys = sample_keys(self.seed, epoch, indices)
+        low = self.settings.min_share
+        drawn = []
+        for view in range(views):
+            chance, share, place, *centre = uniforms(
+                keys, _MIX_FIRST + view * _MIX_PER_VIEW, _MIX_DRAWS
+            ).T
+            order = np.argsort(place)
+            partner = np.empty_like(order)
+            partner[order] = np.roll(order, -1)
+            kept = np.where(chance < self.settings.prob, low + (1 - low) * share, 1.0)
+            drawn.append(
+                MixDraws(torch.from_numpy(partner), _floats(kept), _floats(np.stack(centre, 1)))
+            )
+        return drawn
+
+    def __call__(self, views: Sequence[Tensor], draws: Sequence[MixDraws]) -> list[Tensor]:
+        """The mixed views (N, 3, S, S), in new tensors."""
+        mix = _mixup if self.settings.name == "mixup" else _cutmix
+        return [mix(view, drawn) for view, drawn in zip(views, draws, strict=True)]
+
+
+def _mixup(view: Tensor, drawn: MixDraws) -> Tensor:
+    """``s x + (1 - s) x'``."""
+    share = drawn.share.view(-1, 1, 1, 1).to(view.dtype)
+    return torch.lerp(view[drawn.partner], view, share)
+
+
+def _cutmix(view: Tensor, drawn: MixDraws) -> Tensor:
+    """Pastes a box of sides ``sqrt(1 - s)`` of the other image."""
+    inside = [
+        _near(length, centre, drawn.share)
+        for length, centre in zip(view.shape[-2:], drawn.centre.unbind(1), strict=True)
+    ]
+    box = inside[0].unsqueeze(2) & inside[1].unsqueeze(1)
+    return torch.where(box.unsqueeze(1), view[drawn.partner], view)
+
+
+def _near(length: int, centre: Tensor, share: Tensor) -> Tensor:
+    """Which pixels of an axis the box covers (N, length); sides are rounded down."""
+    side = (length * (1 - share).sqrt()).floor().unsqueeze(1)
+    first = (centre * length).floor().unsqueeze(1) - (side / 2).floor()
+    place = torch.arange(length, device=centre.device)
+    return (place >= first) & (place < first + side)

@@ -16,12 +16,8 @@ _NO_CHROMA = 1e-12
 class AxisResampler(nn.Module):
     """Matrices that crop, scale and mirror along one axis.
 
-    There is one matrix per length of crop; its columns are shifted to where the crop begins.
-
-    Args:
-        matrices: at index h the matrix (size, h) for crops of length h, up to the whole image's
-            length; ``None`` for a length that no crop has.
-        mirrored: whether crops may be mirrored.
+    ``matrices`` has at index h the matrix (size, h) for crops of length h, up to the whole image's
+    length, or ``None``; its columns are shifted to where the crop begins.
 
     >>> crop = AxisResampler(bicubic_matrices(source=8, size=4), mirrored=False)
     >>> crop(start=torch.tensor([2]), length=torch.tensor([5])).shape
@@ -77,9 +73,6 @@ def _bicubic_matrix(length: int, size: int) -> Tensor:
     Output pixel o samples around (o + 1/2) length / size with the cubic of a = -1/2 (Keys,
     "Cubic convolution interpolation for digital image processing", 1981), widened by length / size
     when scaling down; weights outside the image are dropped, and the rest sum to 1.
-
-    >>> _bicubic_matrix(length=12, size=8).shape
-    torch.Size([8, 12])
     """
     scale = length / size
     centre = (torch.arange(size, dtype=torch.float64) + 0.5) * scale
@@ -114,19 +107,16 @@ def blur(images: Tensor, radius: Tensor) -> Tensor:
     torch.Size([5, 3, 8, 8])
     """
     height, width = images.shape[-2:]
-    rows = blur_matrices(radius, height)
-    return resample(images, rows, rows if height == width else blur_matrices(radius, width))
+    rows = _blur_matrices(radius, height)
+    return resample(images, rows, rows if height == width else _blur_matrices(radius, width))
 
 
-def blur_matrices(radius: Tensor, size: int) -> Tensor:
+def _blur_matrices(radius: Tensor, size: int) -> Tensor:
     """PIL's ``GaussianBlur`` along one axis, as matrices (N, size, size).
 
     Three box blurs whose variances add up to that of the Gaussian; the boxes have fractional
     weights at both ends (Gwosdek et al., "Theoretical foundations of Gaussian convolution by
     extended box filtering", SSVM 2011). The edge pixels are repeated.
-
-    >>> blur_matrices(torch.tensor([1.0, 2.0]), size=8).sum(2).allclose(torch.ones(2, 8))
-    True
     """
     box = _boxes(_box_radius(radius), size)
     return box @ box @ box
@@ -156,15 +146,10 @@ def _boxes(radius: Tensor, size: int) -> Tensor:
 def jitter_(images: Tensor, affine: Tensor, hue: Tensor | None, stops: Sequence[int]) -> Tensor:
     """Brightness, contrast, saturation and hue in each image's order, clamped after each.
 
-    The first three are ``clamp(a x + b grey(x) + c mean(grey(x)), 0, 1)`` with the weights of
-    torchvision's ``adjust_*``.
-
-    Args:
-        images: (N, 3, H, W) in [0, 1], changed in place; rows without jitter come last.
-        affine: weights a, b, c of every step (N, steps, 3).
-        hue: shift in turns (N,), or ``None``.
-        stops: rows ``stops[p]`` to ``stops[p + 1]`` have hue after p steps; rows from the last
-            stop on have no jitter.
+    The first three are ``clamp(a x + b grey(x) + c mean(grey(x)), 0, 1)`` with the weights
+    ``affine`` (N, steps, 3) of torchvision's ``adjust_*``; ``hue`` (N,) is a shift in turns. Images
+    (N, 3, H, W) in [0, 1] are changed in place: rows ``stops[p]`` to ``stops[p + 1]`` have hue
+    after p steps, and rows from the last stop on no jitter.
 
     >>> half = torch.tensor([[[0.5, 0.0, 0.0]]])
     >>> jitter_(torch.ones(1, 3, 2, 2), half, hue=None, stops=(0, 0, 1)).amax()

@@ -16,9 +16,9 @@ import numpy as np
 from solo_ext.core.draws import mix, permutation
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, atomic_write, locked, read_jsonl, write_text
-from solo_ext.data.images import class_names, names_fingerprint
+from solo_ext.data.images import class_names, images_fingerprint
 from solo_ext.data.reading import (
-    NOT_THE_IMAGES_FAULT,
+    EncodedImages,
     Images,
     Skipping,
     UnreadableImage,
@@ -27,12 +27,11 @@ from solo_ext.data.reading import (
     targets_of,
     unwrapped,
 )
-from solo_ext.data.shards import TARGETS, save_array
+from solo_ext.data.shards import TARGETS, write_array
 from solo_ext.data.streaming import INDEX
 
 STARTED = "converting.jsonl"
 """What a conversion has done so far: a line of what it converts, then one for each shard."""
-_HASH = "sha256"
 _MOST = 2**32 - 1
 """Bytes of a shard, whose offsets have 32 bits."""
 _AHEAD = 64
@@ -59,11 +58,8 @@ def convert(
     the same number of images. Files of images are written as they are, others as PNG. A conversion
     that was killed goes on after its last whole shard. ``index.json`` is written last.
 
-    Args:
-        images: those of :func:`~solo_ext.data.images.open_images`.
-        out: folder, created if missing.
-        shard_bytes: most bytes of a shard; an image that is larger has one of its own.
-        progress: called with the number of images done and in all.
+    A shard has at most ``shard_bytes`` bytes, or one image. ``progress`` is called with the number
+    of images done and in all.
 
     Raises:
         UserError: the folder holds shards already, or a conversion of other images.
@@ -86,7 +82,7 @@ def convert(
         if (out / INDEX).exists():
             raise UserError(f"{str(out)!r} holds shards already; name another folder with --out")
         what = {
-            "images": names_fingerprint(images),
+            "images": images_fingerprint(images, by_name=True),
             "count": len(images),
             "skip": isinstance(images, Skipping),
             "shard_bytes": shard_bytes,
@@ -137,7 +133,7 @@ def _converted(
     left_out = {index for entry in shards for index in entry["left_out"]}
     order = permutation(len(images), mix(0))(np.arange(len(images)))
     written = order[~np.isin(order, list(left_out))]
-    atomic_write(out / TARGETS, lambda scratch: save_array(scratch, targets[written]))
+    write_array(out / TARGETS, targets[written])
     entries = [entry["index"] for entry in shards if entry["index"]["samples"]]
     about = {"version": 2, "shards": entries, "classes": class_names(images)}
     write_text(out / INDEX, json.dumps(about, sort_keys=True))
@@ -146,10 +142,7 @@ def _converted(
 
 
 def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Places in the order from ``start`` on, the images there, and their files.
-
-    The file of an image that is left out is ``None``.
-    """
+    """Places in the order from ``start`` on, the images there, and their files, or ``None``."""
 
     def read(index: int) -> bytes | None:
         try:
@@ -171,18 +164,13 @@ def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]
 def _encoded(images: Images, index: int) -> bytes:
     """A file of an image that can be read."""
     source, (place,) = unwrapped(images, [index])
-    if not hasattr(source, "encoded"):
-        file = io.BytesIO()
-        source[place][0].save(file, "PNG")
-        return file.getvalue()
-    try:
-        encoded: bytes = source.encoded(place)
-    except OSError as error:
-        if error.errno in NOT_THE_IMAGES_FAULT:
-            raise
-        raise UnreadableImage(name_of(images, index), error.strerror or str(error)) from None
-    decode_image(encoded, name_of(images, index))
-    return encoded
+    if isinstance(source, EncodedImages):
+        encoded = source.encoded(place)
+        decode_image(encoded, name_of(images, index))
+        return encoded
+    file = io.BytesIO()
+    source[place][0].save(file, "PNG")
+    return file.getvalue()
 
 
 class _Shard:
@@ -193,7 +181,7 @@ class _Shard:
             "version": 2,
             "format": "mds",
             "compression": None,
-            "hashes": [_HASH],
+            "hashes": ["sha256"],
             "size_limit": limit,
             "column_names": ["image", "label"],
             "column_encodings": ["bytes", "int"],
@@ -215,6 +203,6 @@ class _Shard:
         return b"".join([np.uint32(count).tobytes(), offsets.tobytes(), self.header, *self.samples])
 
     def entry(self, name: str, content: bytes) -> dict[str, Any]:
-        hashes = {_HASH: hashlib.new(_HASH, content).hexdigest()}
+        hashes = {"sha256": hashlib.sha256(content).hexdigest()}
         raw = {"basename": name, "bytes": len(content), "hashes": hashes}
         return {**self.about, "samples": len(self.samples), "raw_data": raw, "zip_data": None}

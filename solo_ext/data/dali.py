@@ -40,13 +40,6 @@ def device_of(cfg: CommonConfig) -> str:
 
     Raises:
         ConfigError: DALI is not installed, has no GPU, or would have to skip unreadable images.
-
-    >>> from solo_ext.config.check import check_run
-    >>> from solo_ext.config.compose import compose
-    >>> words = ["data.format=dali", "data.unreadable=skip"]
-    >>> device_of(check_run(compose("digits/simclr", words)))
-    Traceback (most recent call last):
-    solo_ext.core.errors.ConfigError: data.unreadable='skip': DALI stops at an image that it c...
     """
     if cfg.data.unreadable == "skip":
         raise ConfigError(
@@ -76,22 +69,16 @@ class DALIViews:
     Geometry and normalisation are those of :func:`solo_ext.data.transforms.eval_transform`;
     pixels differ from it by rounding, 0.1 to 0.2 grey levels of 255 on average.
 
-    Attributes:
-        skipped: always empty; every file is read or refused.
-
     Raises:
         ConfigError: DALI cannot run here.
         UserError: while iterating, a file that cannot be read.
     """
 
     skipped: Sequence[int] = ()
+    """Every file is read or refused."""
 
     def __init__(
-        self,
-        cfg: CommonConfig,
-        files: Sequence[str],
-        labels: Sequence[int],
-        batch_size: int,
+        self, cfg: CommonConfig, files: Sequence[str], labels: Sequence[int], batch_size: int
     ) -> None:
         self.files, self.labels = list(files), [int(label) for label in labels]
         self.size, self.statistics = fixed_view(cfg)

@@ -18,9 +18,7 @@ TRAIN_PER_CLASS = 140
 
 
 def add_resolvers() -> None:
-    """Registers ``${solo_ext.digits:<split>}``, the digits' folder in shipped configs.
-
-    ``${solo_ext.digits:<split>,turned}`` is that of the turned digits.
+    """Registers ``${solo_ext.digits:<split>}``, and ``<split>,turned``: the digits' folders.
 
     >>> add_resolvers()
     >>> OmegaConf.has_resolver("solo_ext.digits")
@@ -34,16 +32,12 @@ def add_resolvers() -> None:
 
 
 def digits_folder(split: str, root: Path | None = None, *, turned: bool = False) -> Path:
-    """Folder of the digits, ``<split>/<class>/<number>.png``; written on first use.
+    """Folder of the digits, ``<split>/<class>/<number>.png``; written on first use below ``root``.
 
     The 1,797 images of 8 x 8 pixels (16 grey levels) come with scikit-learn (Alpaydin and
-    Kaynak, UCI 1998); they are scaled to 32 x 32 pixels.
-
-    Args:
-        split: ``train`` (140 images of each class) or ``val`` (the others, 397).
-        root: parent folder; :func:`solo_ext.core.files.data_root` by default.
-        turned: each image also rotated and mirrored, each of the eight ways a class of its own:
-            80 classes ``<digit>-<way>``, of eight times as many images.
+    Kaynak, UCI 1998), scaled to 32 x 32: ``train`` has 140 of each class, ``val`` the other 397.
+    ``turned`` has each image also rotated and mirrored, each of the eight ways a class of its own:
+    80 classes ``<digit>-<way>``, of eight times as many images.
 
     Raises:
         UserError: there is no such split, or the folder exists without it.

@@ -1,21 +1,246 @@
-"""Image files: class folders, one folder without classes, or a text file that lists them."""
+"""Image files: class folders, one folder without classes, or a text file that lists them.
+
+Their paths are kept in arrays: a list of pairs would take 180 bytes per image in every process.
+Those of more than :data:`~solo_ext.core.draws.LARGE` images are written to the cache folder once,
+and every process of a machine maps the same files.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import re
-from collections.abc import Collection, Iterator
+import shutil
+import socket
+import time
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from solo_ext.core.errors import ConfigError
-from solo_ext.data.listing import Sample, Seen, note, open_listing
-from solo_ext.data.reading import ImageFiles
+from solo_ext.core import draws
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import cache_root, locked, writing
+from solo_ext.data.reading import EncodedImages, read_file
 
+Sample = tuple[str, int]
+_Seen = dict[str, list[int]]
+"""State of every folder or file that a listing was made of, by path."""
+_Walk = Callable[[_Seen, list[str]], Iterable[Sample]]
+"""Yields the samples; notes what it reads in the first, and the names of classes in the second."""
+_BLOCK = 64
+"""Names that are searched for one: only the place of every 64th is kept."""
+_AT_ONCE = 2**20
+_SETTLED = 2_000_000_000
+"""Nanoseconds after which another change of a folder surely has another time."""
+_FILES = "names", "starts", "targets"
 _NUMBER = re.compile(r"0|-?[1-9]\d{0,5}")
 """Labels of this form count as numbers of classes, if all labels of a list have it."""
 _DECIMAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+class ImageFiles(EncodedImages):
+    """Image files and their targets; ``samples`` has the path and target of each.
+
+    >>> files = ImageFiles(Listing.of([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"]))
+    >>> len(files), files.targets.tolist()
+    (2, [0, 1])
+    """
+
+    def __init__(self, samples: Listing) -> None:
+        self.samples, self.classes = samples, samples.classes
+
+    @property
+    def targets(self) -> NDArray[np.int32]:  # type: ignore[override]
+        return self.samples.targets
+
+    def encoded(self, index: int) -> bytes:
+        return read_file(self.name_of(index))
+
+    def name_of(self, index: int) -> str:
+        return str(self.samples[index][0])
+
+
+@dataclass(eq=False)
+class Listing(Sequence[Sample]):
+    """Path and target of every image.
+
+    >>> listing = Listing.of([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"])
+    >>> len(listing), listing[1], listing.targets.tolist()
+    (2, ('bee/0.png', 1), [0, 1])
+    """
+
+    prefix: str  # what relative names are below
+    names: NDArray[np.uint8]  # (B,) their characters, each name ended by a zero
+    starts: NDArray[np.int64]  # (ceil(n / 64) + 1,) where every 64th name begins, and B
+    targets: NDArray[np.int32]  # (n,)
+    classes: list[str]
+    folder: Path | None = None  # where the arrays are mapped from
+    digest: str | None = None  # of a mapped listing
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample], classes: list[str], prefix: str = "") -> Listing:
+        """The samples in arrays of this process."""
+        arrays = _Arrays(prefix)
+        for sample in samples:
+            arrays.add(*sample)
+        return arrays.listing(classes)
+
+    @classmethod
+    def mapped(cls, folder: Path, prefix: str = "", digest: str | None = None) -> Listing:
+        """Maps what was written to a folder; ``digest`` if it has to be that listing.
+
+        Raises:
+            OSError, ValueError: it is not there, or not whole.
+            UserError: it is another one.
+        """
+        about = json.loads((folder / "about.json").read_text())
+        # Copy on write, because torch warns of arrays that cannot be written to.
+        kinds = np.uint8, np.int64, np.int32
+        arrays = [np.memmap(folder / n, k, "c") for n, k in zip(_FILES, kinds, strict=True)]
+        names, starts, targets = arrays
+        if len(targets) != about["count"] or len(names) != starts[-1]:
+            raise ValueError(f"{folder}: not whole")
+        if digest not in (None, about["digest"]):
+            raise UserError("the folder of the images has changed since this run began; restart it")
+        return cls(prefix, names, starts, targets, about["classes"], folder, about["digest"])
+
+    def __reduce__(self) -> Any:
+        if self.folder is None:
+            return super().__reduce__()
+        # Pickled by value, the mapped arrays would be copied to every worker.
+        return Listing.mapped, (self.folder, self.prefix, self.digest)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: Any) -> Any:
+        place = range(len(self))[index]
+        return self._path(self._block(place // _BLOCK)[place % _BLOCK]), int(self.targets[place])
+
+    def __iter__(self) -> Iterator[Sample]:
+        for block in range(len(self.starts) - 1):
+            targets = self.targets[block * _BLOCK : (block + 1) * _BLOCK].tolist()
+            yield from zip(map(self._path, self._block(block)), targets, strict=True)
+
+    def _block(self, block: int) -> list[bytes]:
+        names = self.names[self.starts[block] : self.starts[block + 1]]
+        return names.tobytes().split(b"\0")[:-1]
+
+    def _path(self, name: bytes) -> str:
+        # Names that are not below the prefix are absolute, and `join` leaves these alone.
+        return os.path.join(self.prefix, os.fsdecode(name))
+
+
+class _Arrays:
+    """A listing that grows in memory, and once it has files in these."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix, self.count, self.size = prefix, 0, 0
+        self.held = bytearray(), array("q"), array("i")
+        self.files: list[Any] = []
+        self.hashes: list[Any] = [hashlib.sha256() for _ in self.held]
+
+    def add(self, path: str, target: int) -> None:
+        names, starts, targets = self.held
+        if self.count % _BLOCK == 0:
+            starts.append(self.size)
+        name = os.fsencode(path.removeprefix(self.prefix)) + b"\0"
+        names += name
+        targets.append(target)
+        self.count, self.size = self.count + 1, self.size + len(name)
+        if self.files and self.count % _AT_ONCE == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Moves what is in memory to the files."""
+        for held, file, digest in zip(self.held, self.files, self.hashes, strict=True):
+            file.write(held)
+            digest.update(held)
+            del held[:]
+
+    def listing(self, classes: list[str]) -> Listing:
+        names, starts, targets = self.held
+        starts.append(self.size)
+        arrays = np.frombuffer(names, np.uint8), np.array(starts), np.array(targets, np.int32)
+        return Listing(self.prefix, *arrays, classes)
+
+
+def _listed(root: Path, kind: str, walk: _Walk) -> ImageFiles:
+    """Lists images, or maps their listing of before if nothing that was read has changed.
+
+    A folder has changed if its time of change, or the folder itself, is another; that is so after
+    anything in it was added, removed or renamed.
+    """
+    prefix = str((root.parent if root.is_file() else root) / "x")[:-1]
+    name = hashlib.sha256(os.fsencode(f"{kind}\n{root.absolute()}")).hexdigest()[:32]
+    folder = cache_root() / "listings" / name
+    if found := _unchanged(folder, prefix):
+        return ImageFiles(found)
+    arrays, seen, classes = _Arrays(prefix), _Seen(), list[str]()
+    with contextlib.ExitStack() as stack:
+        for sample in walk(seen, classes):
+            if arrays.count == draws.LARGE:
+                stack.enter_context(writing(folder))
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                # The other processes wait here, and find what the first has written.
+                stack.enter_context(locked(folder.with_suffix(".lock")))
+                if found := _unchanged(folder, prefix):
+                    return ImageFiles(found)
+                for left in folder.parent.glob(f".{name}.*.saving"):
+                    # A process that was killed left it.
+                    shutil.rmtree(left)
+                scratch = folder.with_name(f".{name}.{socket.gethostname()}-{os.getpid()}.saving")
+                stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+                scratch.mkdir()
+                arrays.files = [stack.enter_context(open(scratch / n, "wb")) for n in _FILES]
+            arrays.add(*sample)
+        if not arrays.files:
+            return ImageFiles(arrays.listing(classes))
+        arrays.held[1].append(arrays.size)
+        arrays.flush()
+        for file in arrays.files:
+            file.flush()
+            os.fsync(file.fileno())
+        digests = [*(digest.hexdigest() for digest in arrays.hashes), *classes]
+        digest = hashlib.sha256("\n".join(digests).encode(errors="surrogateescape")).hexdigest()
+        about = {"count": arrays.count, "digest": digest, "classes": classes, "seen": seen}
+        (scratch / "about.json").write_text(json.dumps(about))
+        # Who has mapped the listing of before keeps its files.
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch.rename(folder)
+        return ImageFiles(Listing.mapped(folder, prefix))
+
+
+def _unchanged(folder: Path, prefix: str) -> Listing | None:
+    """The listing in a folder, if what it was made of is as it was."""
+    try:
+        seen = json.loads((folder / "about.json").read_text())["seen"]
+        if any(state != _state(path) for path, state in seen.items()):
+            return None
+        return Listing.mapped(folder, prefix)
+    except (OSError, ValueError):
+        return None
+
+
+def _note(seen: _Seen, path: str | os.PathLike[str]) -> None:
+    """Notes the state of a folder or file that is about to be read."""
+    state = _state(path)
+    # A change at the same tick of the clock would go unseen.
+    settled = time.time_ns() - max(state[1:]) > _SETTLED
+    seen[os.path.abspath(path)] = state if settled else []
+
+
+def _state(path: str | os.PathLike[str]) -> list[int]:
+    held = os.stat(path)
+    return [held.st_ino, held.st_mtime_ns, held.st_ctime_ns]
 
 
 def unlabelled_folder(root: Path) -> ImageFiles:
@@ -27,22 +252,21 @@ def unlabelled_folder(root: Path) -> ImageFiles:
     (140, -1)
     """
 
-    def walk(seen: Seen, _classes: list[str]) -> Iterator[Sample]:
-        note(seen, root)
+    def walk(seen: _Seen, _classes: list[str]) -> Iterator[Sample]:
+        _note(seen, root)
         for name in sorted(os.listdir(root)):
             path = root / name
             if path.suffix.lower() in IMG_EXTENSIONS and not path.is_dir():
                 yield str(path), -1
 
-    return ImageFiles(open_listing(root, _prefix(root), "images", walk))
+    return _listed(root, "images", walk)
 
 
 def class_folders(root: Path, key: str) -> ImageFiles:
     """The images of a folder of class folders, in torchvision's order and numbering.
 
     An image in a subfolder of a class folder belongs to the class; links to folders are followed.
-    Hidden class folders (``.ipynb_checkpoints``), which make torchvision's ``ImageFolder`` fail,
-    are left out. ``key`` is the config's, for messages.
+    Hidden class folders (``.ipynb_checkpoints``) are left out. ``key`` is the config's.
 
     Raises:
         ConfigError: no class folders, one without images, or a link to a folder that contains it.
@@ -54,8 +278,8 @@ def class_folders(root: Path, key: str) -> ImageFiles:
     (397, ['0', '1', '2'], (32, 32))
     """
 
-    def walk(seen: Seen, classes: list[str]) -> Iterator[Sample]:
-        note(seen, root)
+    def walk(seen: _Seen, classes: list[str]) -> Iterator[Sample]:
+        _note(seen, root)
         folders = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         classes += sorted(p.name for p in folders)
         empty = []
@@ -74,23 +298,18 @@ def class_folders(root: Path, key: str) -> ImageFiles:
             )
             raise ConfigError(key, str(root), "no class folders in it", remedy)
 
-    return ImageFiles(open_listing(root, _prefix(root), "classes", walk))
+    return _listed(root, "classes", walk)
 
 
-def _prefix(folder: Path) -> str:
-    """What paths of files in a folder begin with."""
-    return str(folder / "x")[:-1]
-
-
-def _images_below(folder: Path, root: Path, key: str, seen: Seen) -> Iterator[str]:
+def _images_below(folder: Path, root: Path, key: str, seen: _Seen) -> Iterator[str]:
     """Image files of a class, folder by folder, in the order of their paths."""
     _refuse_circle(folder, root, key)
-    note(seen, folder)
+    _note(seen, folder)
     found = []
     for place, folders, files in os.walk(folder, onerror=_fail, followlinks=True):
         for name in folders:
             _refuse_circle(Path(place, name), root, key)
-            note(seen, os.path.join(place, name))
+            _note(seen, os.path.join(place, name))
         found.append((place, [f for f in files if f.lower().endswith(IMG_EXTENSIONS)]))
     for place, files in sorted(found):
         yield from (os.path.join(place, file) for file in sorted(files))
@@ -142,19 +361,19 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
             for number, line in enumerate(map(str.strip, text), 1):
                 if not line or line.startswith("#"):
                     continue
-                name, _, label = (
-                    line.replace("\t", " ").rpartition(" ") if labelled else (line, "", "-1")
-                )
-                name, shown = name.strip(), name.strip()[:200]
+                name, label = line, "-1"
+                if labelled:
+                    name, _, label = line.replace("\t", " ").rpartition(" ")
+                    name = name.strip()
                 if not name:
                     raise refusal(f"line {number} has no label")
                 path = file.parent / name
                 if check and present and not os.path.isfile(path):
-                    raise refusal(f"line {number} names {shown!r}, which is no file")
+                    raise refusal(f"line {number} names {name[:200]!r}, which is no file")
                 yield path, label
 
-    def walk(seen: Seen, classes: list[str]) -> Iterator[Sample]:
-        note(seen, file)
+    def walk(seen: _Seen, classes: list[str]) -> Iterator[Sample]:
+        _note(seen, file)
         try:
             # Which numbers labels have is known when all of them are.
             labels = dict.fromkeys(label for _, label in lines(check=True))
@@ -168,7 +387,7 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
         yield from ((str(path), targets[label]) for path, label in lines(check=False))
 
     kind = f"list, labelled={labelled}, present={present}"
-    return ImageFiles(open_listing(file, _prefix(file.parent), kind, walk))
+    return _listed(file, kind, walk)
 
 
 def numbered(labels: Collection[str]) -> tuple[dict[str, int], list[str]]:

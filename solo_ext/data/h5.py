@@ -7,23 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
 
 from solo_ext.core.errors import ConfigError, first_line
-from solo_ext.data.reading import (
-    NOT_THE_IMAGES_FAULT,
-    Item,
-    UnreadableImage,
-    decode_image,
-    file_state,
-)
+from solo_ext.data.reading import EncodedImages, file_state, naming
 
 _LAYOUT = "lay it out as <class>/<image>, each image the bytes of its file (uint8)"
 _DAMAGED = (OSError, KeyError, TypeError, AttributeError, RuntimeError, ValueError)
 """Errors of h5py for a file with parts overwritten, missing or badly named."""
 
 
-class H5Images(Dataset[Item]):
+class H5Images(EncodedImages):
     """Encoded images ``<class>/<image>``, each a one-dimensional array of bytes.
 
     Classes and images are in the order of their names. Every process opens the file for itself, so
@@ -31,16 +24,15 @@ class H5Images(Dataset[Item]):
     ``labelled``, targets are -1.
 
     Raises:
-        OSError: the file cannot be opened as HDF5.
-        KeyError, TypeError, AttributeError, RuntimeError, ValueError: it is damaged, or contains a
-            name that is not text.
+        OSError, KeyError, TypeError, AttributeError, RuntimeError, ValueError: it is no HDF5 file,
+            is damaged, or contains a name that is not text.
     """
 
     def __init__(self, path: Path, only: tuple[str, ...] = (), *, labelled: bool = True) -> None:
         import h5py
 
         self.path = str(path)
-        with h5py.File(self.path, "r", locking="best-effort") as file:
+        with _open(self.path) as file:
             for name in file:
                 _refuse_link(file, name)
             groups = sorted(name for name in file if isinstance(file[name], h5py.Group))
@@ -60,54 +52,41 @@ class H5Images(Dataset[Item]):
     def fingerprint(self) -> str:
         return f"{file_state(self.path)} {self.classes}"
 
-    def __len__(self) -> int:
-        return len(self.targets)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
 
-    def __getitem__(self, index: int) -> Item:
-        return decode_image(self.encoded(index), self.name_of(index)), int(self.targets[index])
-
     def encoded(self, index: int) -> bytes:
-        """The file of an image.
-
-        Raises:
-            UnreadableImage: it is damaged, or no such file.
-        """
-        name = self.name_of(index)
-        try:
+        with naming(lambda: self.name_of(index)):
             group, image = self._opened()[self._group_of(index)], self._names[index]
             _refuse_link(group, image)
             held = group[image]
             # The storage of HDF5 may name any file on the machine.
             external = getattr(held, "external", None) or getattr(held, "is_virtual", False)
             stored: Any = None if external else held[()]
-        except _DAMAGED as error:
-            if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES_FAULT:
-                raise
-            raise UnreadableImage(name, str(error) or type(error).__name__) from None
-        if getattr(stored, "dtype", None) != np.uint8 or stored.ndim != 1:
-            raise UnreadableImage(name, "it is not the bytes of an image file (uint8, 1-D)")
-        return bytes(stored.tobytes())
+            if getattr(stored, "dtype", None) != np.uint8 or stored.ndim != 1:
+                raise ValueError("it is not the bytes of an image file (uint8, 1-D)")
+            return bytes(stored.tobytes())
 
     def name_of(self, index: int) -> str:
-        """``<file>:<class>/<image>``."""
         return f"{self.path}:{self._group_of(index)}/{self._names[index].decode()}"
 
     def _group_of(self, index: int) -> str:
         return str(self._groups[self._group[index]])
 
     def _opened(self) -> Any:
-        import h5py
-
         if self._file is None or self._file[0] != os.getpid():
             if self._file is not None:
                 # This handle is inherited by a fork. While it is open, HDF5 would reuse its
                 # descriptor for the same file, and all processes would share one position.
                 self._file[1].close()
-            self._file = os.getpid(), h5py.File(self.path, "r", locking="best-effort")
+            self._file = os.getpid(), _open(self.path)
         return self._file[1]
+
+
+def _open(path: str) -> Any:
+    import h5py
+
+    return h5py.File(path, "r", locking="best-effort")
 
 
 def _refuse_link(group: Any, name: str | bytes) -> None:

@@ -10,26 +10,26 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from solo_ext.config.schema import HuggingFace
 from solo_ext.core.errors import ConfigError, first_line, nearest
-from solo_ext.data.reading import Item, UnreadableImage, decode_image, load_image
+from solo_ext.data.reading import (
+    USUAL_COLUMNS,
+    EncodedImages,
+    UnreadableImage,
+    number_labels,
+    read_file,
+    usual_column,
+)
 
 _KEY = "data.huggingface"
-_USUAL = {
-    "image": ("image", "img"),
-    "label": ("label", "labels", "target", "targets", "class", "cls"),
-}
 _SPLITS = {"train": ("train",), "val": ("validation", "valid", "val", "dev", "test")}
 """Usual names of a split; the first that exists is taken."""
 _FILES = (".parquet", ".arrow")
 
 
-class HuggingFaceImages(Dataset[Item]):
-    """Rows of a ``datasets.Dataset``; sample i is row i.
-
-    The table stays memory-mapped, and all workers map the same file; images are decoded on access.
+class HuggingFaceImages(EncodedImages):
+    """Rows of a ``datasets.Dataset``, which stays memory-mapped; sample i is row i.
 
     ``image`` and ``label`` name the columns; ``None`` finds them. Without a label a target is -1.
 
@@ -50,10 +50,9 @@ class HuggingFaceImages(Dataset[Item]):
 
         self.name = name
         self.column = _column(rows.features, "image", image)
-        self.classes: list[str] = []
-        self.targets: NDArray[np.int64] = np.full(len(rows), -1)
+        self.classes, self.targets = [], np.full(len(rows), -1)
         if labelled:
-            self.classes, self.targets = _labels(rows, _column(rows.features, "label", label))
+            self.targets, self.classes = _labels(rows, _column(rows.features, "label", label))
         self.rows = rows.with_format(None).select_columns([self.column])
         if isinstance(rows.features[self.column], datasets.Image):
             self.rows = self.rows.cast_column(self.column, datasets.Image(decode=False))
@@ -66,31 +65,20 @@ class HuggingFaceImages(Dataset[Item]):
         labels = hashlib.sha256(self.targets.tobytes()).hexdigest()
         return f"{self.rows._fingerprint} {labels}"
 
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> Item:
-        encoded, path = self._stored(index)
-        if encoded is not None:
-            return decode_image(encoded, self._name(index, path)), int(self.targets[index])
-        if path is not None:
-            return load_image(path), int(self.targets[index])
-        raise UnreadableImage(self._name(index, None), "this row has no image")
-
     def encoded(self, index: int) -> bytes:
-        """The file of an image, which the row has or names."""
         encoded, path = self._stored(index)
-        return Path(path or "").read_bytes() if encoded is None else encoded
+        if encoded is None and path is None:
+            raise UnreadableImage(self.name_of(index), "this row has no image")
+        return read_file(str(path)) if encoded is None else encoded
 
     def name_of(self, index: int) -> str:
         """The path of an image that is a file, otherwise its row."""
         encoded, path = self._stored(index)
-        return path if encoded is None and path is not None else self._name(index, path)
-
-    def _name(self, index: int, path: str | None) -> str:
+        if encoded is None and path is not None:
+            return str(path)
         return f"{self.name}, row {index}" + (f" ({path})" if path else "")
 
-    def _stored(self, index: int) -> tuple[bytes | None, str | None]:
+    def _stored(self, index: int) -> tuple[Any, Any]:
         """Encoded bytes or a path."""
         value = self.rows[int(index)][self.column]
         if isinstance(value, Mapping):
@@ -103,14 +91,9 @@ def open_huggingface(
 ) -> HuggingFaceImages:
     """Opens ``data.format: huggingface``.
 
-    Args:
-        path: a folder written by ``save_to_disk``, another folder that `datasets` reads (images,
-            parquet), a ``.parquet`` file or a pattern of them, an ``.arrow`` file, or the name of a
-            data set on the hub.
-        split: ``train`` or ``val``.
-        settings: the section ``data.huggingface``.
-        labelled: whether labels are read.
-        same_path: training and validation have one path, so that a lone split is for training.
+    The path is a folder written by ``save_to_disk``, another folder that `datasets` reads (images,
+    parquet), a ``.parquet`` file or a pattern of them, an ``.arrow`` file, or a name on the hub.
+    With ``same_path`` for training and validation a lone split is for training.
 
     Raises:
         ConfigError: `datasets` is not installed, or data set, split or column do not exist.
@@ -206,27 +189,23 @@ def _column(features: Mapping[str, Any], kind: str, given: str | None) -> str:
         found = found or [n for n, f in features.items() if is_binary(f)]
     else:
         found = [n for n, f in features.items() if isinstance(f, datasets.ClassLabel)]
-        found = found or [n for n in features if n in _USUAL[kind]]
-    if len(found) > 1:
-        found = [name for name in _USUAL[kind] if name in found][:1] or found
-    if len(found) != 1:
-        problem = f"{'several columns' if found else 'no column'} of {kind}s"
-        remedy = "name it" + (", or set data.no_labels=true" if kind == "label" else "")
-        raise ConfigError(key, None, problem, f"{remedy}; columns: {', '.join(features)}")
-    return found[0]
+        found = found or [n for n in features if n in USUAL_COLUMNS[kind]]
+    if column := usual_column(kind, found):
+        return column
+    problem = f"{'several columns' if found else 'no column'} of {kind}s"
+    remedy = "name it" + (", or set data.no_labels=true" if kind == "label" else "")
+    raise ConfigError(key, None, problem, f"{remedy}; columns: {', '.join(features)}")
 
 
-def _labels(rows: Any, column: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Names of the classes, and the class of every row; a negative or missing label is -1."""
+def _labels(rows: Any, column: str) -> tuple[NDArray[np.int64], list[str]]:
+    """The class of every row, and names of the classes; a negative or missing label is -1."""
     feature = rows.features[column]
     values = rows.select_columns([column]).with_format("arrow")[:][column].to_pylist()
     if hasattr(feature, "names"):
         plain = [-1 if v is None else v for v in values]
-        return list(feature.names), np.array(plain, dtype=np.int64)
+        return np.array(plain, dtype=np.int64), list(feature.names)
     if {type(v) for v in values if v is not None} not in (set(), {int}, {bool}, {str}):
         problem = "neither whole numbers nor names"
         remedy = f"columns: {', '.join(rows.features)}"
         raise ConfigError(f"{_KEY}.label", column, problem, remedy)
-    known = sorted({v for v in values if v is not None and (isinstance(v, str) or v >= 0)})
-    place = {value: target for target, value in enumerate(known)}
-    return [str(v) for v in known], np.array([place.get(v, -1) for v in values], dtype=np.int64)
+    return number_labels(values)

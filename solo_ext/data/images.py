@@ -1,8 +1,4 @@
-"""Opens the data set of a config, and describes it without decoding an image.
-
-:func:`open_images` finds the reader for ``data.format``, takes the fraction or the held-out part,
-and marks the data set if unreadable images are skipped.
-"""
+"""Opens the data set of a config, and describes it without decoding an image."""
 
 from __future__ import annotations
 
@@ -23,13 +19,7 @@ from solo_ext.core.errors import ConfigError, first_line
 from solo_ext.data.folders import class_folders, file_list, unlabelled_folder
 from solo_ext.data.h5 import open_h5
 from solo_ext.data.huggingface import open_huggingface
-from solo_ext.data.reading import (
-    Images,
-    Skipping,
-    file_state,
-    targets_of,
-    unwrapped,
-)
+from solo_ext.data.reading import Images, Skipping, file_state, targets_of, unwrapped
 from solo_ext.data.streaming import open_streaming
 from solo_ext.data.webdataset import open_webdataset
 
@@ -37,12 +27,10 @@ Split = Literal["train", "val"]
 
 
 def open_images(data: schema.Images, split: Split) -> Images:
-    """Opens the images of one split.
+    """Opens the images of one split of a section ``data``.
 
-    Args:
-        data: the section ``data`` of a config.
-        split: ``train`` applies ``data.fraction`` and ``data.no_labels``. With ``data.holdout``
-            both splits are parts of the training images, and ``data.val_path`` is not read.
+    ``train`` applies ``data.fraction`` and ``data.no_labels``. With ``data.holdout`` both splits
+    are parts of the training images, and ``data.val_path`` is not read.
 
     Raises:
         ConfigError: the path is missing, empty, unreadable, or not in the data set's layout, or a
@@ -91,19 +79,17 @@ def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> 
         same_path = data.train_path == data.val_path
         section = data.huggingface or schema.HuggingFace()
         return open_huggingface(path, split, section, labelled=labelled, same_path=same_path)
+    shards, refuse = data.streaming or schema.Streaming(), data.unreadable != "skip"
     if data.format == "streaming":
-        shards = data.streaming or schema.Streaming()
         return open_streaming(path, key, shards, labelled=labelled)
     if data.format == "webdataset":
-        shards, whole = data.streaming or schema.Streaming(), data.unreadable != "skip"
-        return open_webdataset(path, key, shards, labelled=labelled, whole=whole)
+        return open_webdataset(path, key, shards, labelled=labelled, whole=refuse)
     root = Path(path).expanduser()
     if not root.exists():
         raise ConfigError(key, path, "no such folder", "give the folder of the images")
     if root.is_file():
         # With `skip`, a listed file that does not exist counts as an unreadable image.
-        present = data.unreadable != "skip"
-        return file_list(root, key, labelled, present=present)
+        return file_list(root, key, labelled, present=refuse)
     if name not in ("stl10", "cifar10", "cifar100"):
         return class_folders(root, key) if labelled else unlabelled_folder(root)
     held: Any
@@ -179,8 +165,7 @@ def files_of(images: Images) -> list[str]:
     Raises:
         ConfigError: the data set has no files.
 
-    >>> from solo_ext.data.listing import Listing
-    >>> from solo_ext.data.reading import ImageFiles
+    >>> from solo_ext.data.folders import ImageFiles, Listing
     >>> files_of(ImageFiles(Listing.of([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"])))
     ['ant/0.png', 'bee/0.png']
     """
@@ -196,43 +181,24 @@ def files_of(images: Images) -> list[str]:
     )
 
 
-def images_fingerprint(images: Images) -> str | None:
+def images_fingerprint(images: Images, *, by_name: bool = False) -> str | None:
     """A digest that changes with the files of a data set, their order, and their classes.
 
-    Files count by path, size and time of change. A data set without files may have a text
-    attribute ``fingerprint`` instead.
+    Files count by path, size and time of change, or ``by_name`` by their names alone: it then opens
+    no file, and is the same for a copy elsewhere. Data sets without files have a text attribute
+    ``fingerprint`` instead.
 
     Returns:
-        Hex digits; ``None`` if the images cannot be identified, or if unreadable ones are skipped.
+        Hex digits; ``None`` if the images cannot be identified, or unless ``by_name`` if unreadable
+        ones are skipped.
 
-    >>> from solo_ext.data.listing import Listing
-    >>> from solo_ext.data.reading import ImageFiles
+    >>> from solo_ext.data.folders import ImageFiles, Listing
     >>> here = [ImageFiles(Listing.of([(f"{x}/0.png", 0)], ["ant"])) for x in ("a", "b")]
     >>> images_fingerprint(here[0]) == images_fingerprint(here[1])
     False
-    """
-    return _digest(images, by_name=False)
-
-
-def names_fingerprint(images: Images) -> str | None:
-    """A digest of which images a data set has, in which order and of which classes.
-
-    Unlike :func:`images_fingerprint` it opens no file, and is the same for a copy elsewhere.
-
-    Returns:
-        Hex digits; ``None`` if the images cannot be identified.
-
-    >>> from solo_ext.data.listing import Listing
-    >>> from solo_ext.data.reading import ImageFiles
-    >>> here = [ImageFiles(Listing.of([(f"{x}/0.png", 0)], ["ant"])) for x in ("a", "b")]
-    >>> names_fingerprint(here[0]) == names_fingerprint(here[1])
+    >>> images_fingerprint(here[0], by_name=True) == images_fingerprint(here[1], by_name=True)
     True
     """
-    return _digest(images, by_name=True)
-
-
-def _digest(images: Images, *, by_name: bool) -> str | None:
-    """Digest of the innermost data set's entries, and of the wrappers around it."""
     digest = hashlib.sha256()
     source: Any = images
     while (entries := _entries(source, by_name)) is None:

@@ -1,28 +1,49 @@
-"""Loaders for pretraining, which know their position in the run, and for evaluation."""
+"""Loaders: of pretraining, which know their position in the run, of evaluation, and the E-step."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset, default_collate
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from solo_ext.config.schema import CommonConfig, RunConfig, Streaming
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.images import files_of
-from solo_ext.data.raw_batches import HeldPixels, RawBatch, RawBatches, open_pixels
+from solo_ext.data.folders import ImageFiles
+from solo_ext.data.images import files_of, open_images
 from solo_ext.data.reading import (
     Images,
     Skipping,
     most_in_a_row,
+    read_sample,
     targets_of,
     too_many,
+    unwrapped,
 )
-from solo_ext.data.transforms import eval_transform, fixed_view, pretrain_transform
-from solo_ext.data.views import EpochSampler, FixedViews, TrainingViews, shard_starts
+from solo_ext.data.transforms import (
+    FixedView,
+    Statistics,
+    Transform,
+    eval_transform,
+    fixed_view,
+    pretrain_transform,
+)
+from solo_ext.data.views import (
+    EpochSampler,
+    FixedViews,
+    HeldBatches,
+    RawBatch,
+    TrainingViews,
+    raw_batches,
+    shard_starts,
+)
 from solo_ext.data.workers import WorkerLoader
 
 
@@ -75,20 +96,15 @@ class StatefulLoader:
 class ResumableLoader(StatefulLoader, WorkerLoader):
     """A training loader that resumes within an epoch; its last, incomplete batch is dropped.
 
-    Attributes:
-        skipped: indices of the unreadable images so far, which other samples replaced.
+    ``skipped`` has the indices of the unreadable images so far, which other samples replaced.
 
     >>> from PIL import Image
-    >>> from solo_ext.data.transforms import MultiCrop
     >>> from torchvision.transforms import ToTensor
-    >>> images = [(Image.new("RGB", (8, 8)), 3)] * 6
-    >>> views = TrainingViews(images, MultiCrop([ToTensor()], [2]), seed=5)
+    >>> views = TrainingViews([(Image.new("RGB", (8, 8)), 3)] * 6, ToTensor())
     >>> loader = ResumableLoader(views, EpochSampler(6, seed=5), batch_size=2, num_workers=0)
     >>> indices, crops, targets = next(iter(loader))
-    >>> indices.shape, [tuple(crop.shape) for crop in crops]
-    (torch.Size([2]), [(2, 3, 8, 8), (2, 3, 8, 8)])
-    >>> loader.state_dict()
-    {'epoch': 0, 'batches': 1}
+    >>> indices.shape, crops.shape, loader.state_dict()
+    (torch.Size([2]), torch.Size([2, 3, 8, 8]), {'epoch': 0, 'batches': 1})
     """
 
     def __init__(
@@ -110,8 +126,6 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
             drop_last=True,
             start_method=start_method,
             persistent_workers=num_workers > 0,
-            # A loader without its own generator draws from the global one at each epoch.
-            generator=torch.Generator().manual_seed(sampler.seed),
             collate_fn=getattr(dataset, "collate", None),
         )
 
@@ -135,10 +149,8 @@ class FixedLoader(WorkerLoader):
     """Batches ``(images, targets)`` in order, each image once.
 
     Unreadable images of a :class:`~solo_ext.data.reading.Skipping` data set are left out: a batch
-    that loses some is smaller, and one that loses all is not served.
-
-    Attributes:
-        skipped: indices that the last pass left out, in order.
+    that loses some is smaller, and one that loses all is not served. ``skipped`` has the indices
+    that the last pass left out, in order.
 
     >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor
@@ -162,8 +174,6 @@ class FixedLoader(WorkerLoader):
             batch_size=batch_size,
             num_workers=num_workers,
             start_method=start_method,
-            # A loader without its own generator draws from the global one.
-            generator=torch.Generator(),
             collate_fn=_collate_readable if self._skips else None,
         )
 
@@ -173,12 +183,13 @@ class FixedLoader(WorkerLoader):
             return
         images: Any = self.dataset.images  # type: ignore[attr-defined]
         self.skipped, in_a_row, indices = [], 0, itertools.count()
+        most = most_in_a_row(images)
         for batch, readable in super().__iter__():
             for fine, index in zip(readable, indices):  # noqa: B905
                 in_a_row = 0 if fine else in_a_row + 1
                 if not fine:
                     self.skipped.append(index)
-                if in_a_row >= most_in_a_row(images):
+                if in_a_row >= most:
                     raise too_many(in_a_row, images, index)
             if batch is not None:
                 yield batch
@@ -198,7 +209,6 @@ def epoch_sampler(run: RunConfig, images: Images) -> EpochSampler:
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
-    >>> from solo_ext.data.images import open_images
     >>> run = check_run(compose("digits/simclr"))
     >>> len(epoch_sampler(run, open_images(run.data, "train")))
     1400
@@ -221,15 +231,13 @@ def epoch_sampler(run: RunConfig, images: Images) -> EpochSampler:
 def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
     """The training loader of a config.
 
-    Batches are ``[indices, [crops], targets]``, or with ``data.augmentation=batch`` each a
-    :class:`RawBatch`.
+    Batches are ``[indices, [crops], targets]``, or with ``data.augmentation=batch`` RawBatches.
 
     Raises:
         ConfigError: the batch is larger than the data set, or images cannot form a batch.
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
-    >>> from solo_ext.data.images import open_images
     >>> by_image = ["data.augmentation=image", "data.in_memory=false"]
     >>> run = check_run(compose("digits/simclr", by_image))
     >>> indices, crops, targets = next(iter(pretrain_loader(run, open_images(run.data, "train"))))
@@ -239,10 +247,9 @@ def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
     sampler = epoch_sampler(run, images)
     data, batch_size = run.data, run.optimizer.batch_size
     if data.augmentation == "batch":
-        pixels = open_pixels(images, data.in_memory)
+        raw = raw_batches(images, data.in_memory)
         # Indexing an array costs less than sending its rows from a worker.
-        workers = 0 if isinstance(pixels, HeldPixels) else data.num_workers
-        raw = RawBatches(images, pixels)
+        workers = 0 if isinstance(raw, HeldBatches) else data.num_workers
         return ResumableLoader(raw, sampler, batch_size, workers, data.start_method)
     transform = pretrain_transform(data.dataset, run.augmentations)
     views = TrainingViews(images, transform, run.seed)
@@ -259,7 +266,6 @@ def fixed_loader(
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
-    >>> from solo_ext.data.images import open_images
     >>> run = check_run(compose("digits/simclr"))
     >>> images, targets = next(iter(fixed_loader(run, open_images(run.data, "val"), batch_size=8)))
     >>> images.shape, targets.shape
@@ -275,3 +281,165 @@ def fixed_loader(
         cfg.data.num_workers,
         cfg.data.start_method,
     )
+
+
+@contextmanager
+def eval_mode(*roots: nn.Module) -> Iterator[None]:
+    """Puts modules into eval mode inside the block, then restores the mode of every submodule.
+
+    >>> network = nn.Dropout()
+    >>> with eval_mode(network):
+    ...     network.training
+    False
+    >>> network.training
+    True
+    """
+    # Not module.train(mode) at the end: it would also switch submodules kept in eval mode.
+    modes = [(module, module.training) for root in roots for module in root.modules()]
+    for root in roots:
+        root.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def training_set(trainer: Any, cfg: CommonConfig) -> Any:
+    """The training set that the indices in a trainer's batches refer to.
+
+    solo-learn's DALI loader has no data set, so its images are opened from the config.
+
+    Raises:
+        ConfigError: the data set cannot be read with another transform.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> from types import SimpleNamespace
+    >>> run = check_run(compose("digits/simclr"))
+    >>> loader = pretrain_loader(run, open_images(run.data, "train"))
+    >>> len(training_set(SimpleNamespace(train_dataloader=loader), run))
+    1400
+    """
+    loader = trainer.train_dataloader
+    if hasattr(loader, "dataset"):
+        held = loader.dataset
+        if not isinstance(held, TrainingViews) and not hasattr(held, "transform"):
+            raise ConfigError(
+                "data",
+                type(held).__name__,
+                "a data set without the attribute `transform` cannot be read under another one",
+                "use image folders or one of torchvision's data sets",
+            )
+        return held
+    # solo-learn's own scripts do not read these two keys.
+    unread = {"holdout": None, "unreadable": "refuse"}
+    data = cfg.data.model_copy(update={"format": "dali", "dataset": "custom", **unread})
+    return TrainingViews(open_images(data, "train"))
+
+
+class EvalViews(Dataset[Tensor]):
+    """One fixed view of every sample of a :func:`training_set`, by a transform of one image.
+
+    >>> from PIL import Image
+    >>> from torchvision.transforms import ToTensor
+    >>> images = [(Image.new("RGB", (8, 8)), 3)] * 4
+    >>> EvalViews(TrainingViews(images), ToTensor())[2].shape
+    torch.Size([3, 8, 8])
+    """
+
+    def __init__(self, dataset: Any, transform: Transform) -> None:
+        self.dataset, self.transform = dataset, transform
+        if not isinstance(dataset, TrainingViews):
+            self.dataset = copy.copy(dataset)
+            self.dataset.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not isinstance(self.dataset, TrainingViews):
+            # solo-learn's samples end in (view, target).
+            return self.dataset[index][-2]  # type: ignore[no-any-return]
+        # As in training, the next readable sample stands in for an unreadable one.
+        _, (image, _) = read_sample(self.dataset.images, index)
+        return self.transform(image)
+
+
+def eval_batches(
+    cfg: CommonConfig,
+    dataset: Any,
+    indices: Sequence[int],
+    batch_size: int,
+    device: torch.device | str = "cpu",
+) -> Iterable[Tensor]:
+    """Batches of fixed views of some samples, in their order, at the size of pretraining.
+
+    They come through DALI if the training batches do, and from memory where those lie there: they
+    are then made on ``device``, to which others remain to be copied.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> run = check_run(compose("digits/simclr"))
+    >>> views = TrainingViews(open_images(run.data, "train"))
+    >>> [tuple(x.shape) for x in eval_batches(run, views, [7, 3, 5], 2)]
+    [(2, 3, 32, 32), (1, 3, 32, 32)]
+    """
+    if cfg.data.format == "dali":
+        files = files_of(dataset.images)
+        views = DALIViews(cfg, [files[i] for i in indices], indices, batch_size)
+        return (images for images, _ in views)
+    size, normal = fixed_view(cfg)
+    if isinstance(dataset, HeldBatches):
+        return _held_views(dataset, indices, batch_size, size, normal, device)
+    return WorkerLoader(
+        Subset(EvalViews(dataset, eval_transform(size, *normal)), indices),
+        batch_size=batch_size,
+        num_workers=cfg.data.num_workers,
+        start_method=cfg.data.start_method,
+    )
+
+
+def _held_views(
+    held: HeldBatches,
+    indices: Sequence[int],
+    batch_size: int,
+    size: int,
+    normal: Statistics,
+    device: torch.device | str,
+) -> Iterator[Tensor]:
+    """The views of :func:`eval_transform`, a batch at a time."""
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in normal)
+    geometry = FixedView(size)
+    for start in range(0, len(indices), batch_size):
+        _, images, _ = held.read(indices[start : start + batch_size])
+        if images.shape[2:] != (size, size):
+            scaled = (geometry(to_pil_image(image)) for image in images)
+            images = torch.stack([pil_to_tensor(image) for image in scaled])
+        if mean.is_cuda:
+            # Copying from memory that is not pinned would wait for the device.
+            images = images.pin_memory()
+        images = images.to(device, non_blocking=True)
+        yield images.float().div_(255).sub_(mean).div_(std)
+
+
+def labels_of(dataset: Any) -> Tensor | None:
+    """Labels of a :func:`training_set` by sample index; ``None`` if it has none.
+
+    >>> labels_of(TrainingViews([("an image", 2), ("another", 0)]))
+    tensor([2, 0])
+    """
+    if isinstance(dataset, TrainingViews):
+        source, indices = unwrapped(dataset.images, range(len(dataset)))
+        # Those of many images are mapped, and not copied.
+        whole = isinstance(source, ImageFiles) and isinstance(indices, range)
+        found: Any = source.targets if whole else targets_of(dataset.images)
+    elif hasattr(dataset, "samples"):
+        # Read `samples` before `targets`: solo-learn applies `data.fraction` to `samples` only.
+        found = [label for _, label in dataset.samples]
+    else:
+        found = getattr(dataset, "targets", getattr(dataset, "labels", None))
+    if found is None:
+        return None
+    labels = torch.as_tensor(found)
+    return None if labels.min() < 0 else labels

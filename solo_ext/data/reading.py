@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import stat
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,20 +18,13 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
 from solo_ext.core.errors import UserError, first_line
-from solo_ext.data.listing import Listing
 
 Item = tuple[Image.Image, int]
 """An image and its target, -1 without a label."""
 
 
 class Images(Protocol):
-    """A data set: a sized, indexable collection of images and targets.
-
-    >>> images: Images = [(Image.new("RGB", (10, 8)), 3)] * 5
-    >>> image, target = images[4]
-    >>> len(images), image.size, target
-    (5, (10, 8), 3)
-    """
+    """A data set: a sized, indexable collection of images and targets."""
 
     def __len__(self) -> int: ...
 
@@ -44,16 +38,27 @@ NOT_THE_IMAGES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that are not the file's fault: too many open files, or no memory left."""
 MOST_IN_A_ROW = 100
 """After this many unreadable samples in a row, the disk counts as lost."""
+USUAL_COLUMNS = {
+    "image": ("image", "img", "jpg", "jpeg", "png"),
+    "label": ("label", "labels", "target", "targets", "class", "cls"),
+}
+"""Usual names of the columns of a table."""
 _TIFF_BITS_PER_SAMPLE = 258
 
 
-class UnreadableImage(UserError):
-    """An image that cannot be read; its one-line message survives a worker process.
+class _OfAWorker(UserError):
+    """An error of one line, which ``DataLoader`` builds again from a worker's traceback."""
 
-    Args:
-        what: a path, or where else the image is kept. Without ``reason`` it is a whole message,
-            because ``DataLoader`` rebuilds a worker's error from its type and traceback text.
-        reason: what is wrong with it.
+    def __init__(self, message: str) -> None:
+        name = type(self).__name__
+        if message.startswith(f"Caught {name} in "):
+            # The last line of a traceback is `<module>.<type>: <message>`.
+            message = message.strip().splitlines()[-1].partition(f"{name}: ")[2]
+        super().__init__(message)
+
+
+class UnreadableImage(_OfAWorker):
+    """An image that cannot be read: where it is kept and why, or without ``reason`` a message.
 
     >>> str(UnreadableImage("a.png", "it is empty"))[:44]
     "image 'a.png' cannot be read: it is empty; m"
@@ -63,17 +68,16 @@ class UnreadableImage(UserError):
     """How many samples on another file begins, where one file holds several."""
 
     def __init__(self, what: str, reason: str | None = None) -> None:
-        if reason is None:
-            super().__init__(_of_a_worker(type(self), what))
-            return
-        self.what, self.reason = what, " ".join(reason.split())
-        super().__init__(
-            f"image {what!r} cannot be read: {self.reason}; mend or remove it, or leave out what "
-            "cannot be read with data.unreadable=skip"
-        )
+        if reason is not None:
+            self.what, self.reason = what, " ".join(reason.split())
+            what = (
+                f"image {what!r} cannot be read: {self.reason}; mend or remove it, or leave out "
+                "what cannot be read with data.unreadable=skip"
+            )
+        super().__init__(what)
 
 
-class StorageAway(UserError):
+class StorageAway(_OfAWorker):
     """Where the images are kept does not answer; like a lost disk it always ends the run.
 
     >>> str(StorageAway("s3://images: no answer"))
@@ -82,36 +86,68 @@ class StorageAway(UserError):
 
     exit_code = 1
 
-    def __init__(self, message: str) -> None:
-        super().__init__(_of_a_worker(type(self), message))
 
-
-def _of_a_worker(kind: type[UserError], message: str) -> str:
-    """The message of an error, also where ``DataLoader`` gives its traceback."""
-    if message.startswith(f"Caught {kind.__name__} in "):
-        # The last line of a traceback is `<module>.<type>: <message>`.
-        return message.strip().splitlines()[-1].partition(f"{kind.__name__}: ")[2]
-    return message
-
-
-def load_image(path: str | os.PathLike[str]) -> Image.Image:
-    """Reads an image file as RGB.
+@contextlib.contextmanager
+def naming(name: Callable[[], str]) -> Iterator[None]:
+    """Names an image in the error of whatever goes wrong with it.
 
     Raises:
-        UnreadableImage: it is missing, not permitted, empty, truncated, no image, or too large.
+        UnreadableImage: unless it is the machine that lacks something.
 
-    >>> load_image("nothing.png")
+    >>> with naming(lambda: "a.png"):
+    ...     raise ValueError("it is a link")
+    Traceback (most recent call last):
+    solo_ext.data.reading.UnreadableImage: image 'a.png' cannot be read: it is a link; mend or ...
+    """
+    try:
+        yield
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:
+        # Damaged files make PIL and h5py raise errors of nearly every type.
+        if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES_FAULT:
+            raise
+        raise UnreadableImage(name(), _reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return f"it is no image of {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+    if isinstance(error, FileNotFoundError):
+        dangling = os.path.islink(error.filename or "")
+        return "it is a link to a file that is not there" if dangling else "it is not there"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return first_line(error)
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The content of an image file.
+
+    Raises:
+        UnreadableImage: it is missing, not permitted, or no file.
+
+    >>> read_file("nothing.png")
     Traceback (most recent call last):
     solo_ext.data.reading.UnreadableImage: image 'nothing.png' cannot be read: it is not there...
     """
-    return _read(Path(path), os.fspath(path))
+    # Without O_NONBLOCK, opening a pipe would wait for a writer forever.
+    flag = getattr(os, "O_NONBLOCK", 0)
+    # `open` would take a number for a file that this process has open; `Path` does not.
+    with (
+        naming(lambda: str(path)),
+        open(Path(path), "rb", opener=lambda name, flags: os.open(name, flags | flag)) as file,
+    ):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no file")
+        return file.read()
 
 
 def decode_image(encoded: bytes, name: str) -> Image.Image:
     """Decodes an image file that is held in memory as RGB; ``name`` is for the error.
 
     Raises:
-        UnreadableImage: as :func:`load_image`.
+        UnreadableImage: it is empty, truncated, no image, or too large.
 
     >>> file = io.BytesIO()
     >>> Image.new("L", (4, 3), 128).save(file, "PNG")
@@ -119,60 +155,25 @@ def decode_image(encoded: bytes, name: str) -> Image.Image:
     >>> image.mode, image.size
     ('RGB', (4, 3))
     """
-    return _read(encoded, name)
+    with naming(lambda: name):
+        return _decoded(encoded)
 
 
-def _read(source: Path | bytes, name: str) -> Image.Image:
-    try:
-        if not isinstance(source, bytes | str | Path):
-            # `open` would take a number for a file that this process has open, and close it.
-            raise ValueError("it is neither a path nor an encoded image")
-        encoded = source if isinstance(source, bytes) else _content(source)
-        if not encoded:
-            raise EOFError("it is empty")
-        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-            return to_rgb(image)
-    except MemoryError:
-        raise
-    except Exception as error:
-        # Damaged files make PIL raise errors of nearly every type.
-        if isinstance(error, OSError) and error.errno in NOT_THE_IMAGES_FAULT:
-            raise
-        raise UnreadableImage(name, _reason(error, source)) from None
+def _decoded(encoded: bytes) -> Image.Image:
+    if not isinstance(encoded, bytes):
+        raise ValueError("it is neither a path nor an encoded image")
+    if not encoded:
+        raise EOFError("it is empty")
+    with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+        return _to_rgb(image)
 
 
-def _content(path: Path) -> bytes:
-    # Without O_NONBLOCK, opening a pipe would wait for a writer forever.
-    flag = getattr(os, "O_NONBLOCK", 0)
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | flag)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is no file")
-        return file.read()
-
-
-def _reason(error: Exception, source: Path | bytes) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return f"it is no image of {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-    if isinstance(error, FileNotFoundError):
-        dangling = isinstance(source, Path) and source.is_symlink()
-        return "it is a link to a file that is not there" if dangling else "it is not there"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return first_line(error)
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
     """Decodes an opened image to 8-bit RGB.
 
     Grey levels of up to 16 bits are scaled to 8; PIL's own conversion would clip them at 255.
     Transparency is dropped, and the colours below it stay. A rotation stated only by EXIF is not
     applied.
-
-    Raises:
-        ValueError: grey levels of unknown range (floating point, or beyond 16 bits).
-
-    >>> to_rgb(Image.fromarray(np.full((1, 1), 257, dtype=np.uint16))).getpixel((0, 0))
-    (1, 1, 1)
     """
     if image.mode == "I" or image.mode.startswith("I;16"):
         # A TIFF states its bits; other images of more than 8 bits have 16.
@@ -196,44 +197,50 @@ def _eight_bits(grey: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     return scaled.astype(np.uint8)
 
 
-class ImageFiles(Dataset[Item]):
-    """Image files and their targets.
+class EncodedImages(Dataset[Item]):
+    """Images whose files are kept somewhere, decoded when they are asked for.
 
     Attributes:
-        samples: path and target of every image.
+        targets: (n,), -1 without a label.
         classes: names of the classes by target; empty without labels.
 
-    >>> files = ImageFiles(Listing.of([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"]))
-    >>> len(files), files.targets.tolist()
-    (2, [0, 1])
+    >>> class InMemory(EncodedImages):
+    ...     targets, classes = np.array([1]), ["ant", "bee"]
+    ...     def encoded(self, index): return b"no image"
+    >>> InMemory()[0]
+    Traceback (most recent call last):
+    solo_ext.data.reading.UnreadableImage: image 'sample 0' cannot be read: it is no image of B...
     """
 
-    def __init__(self, samples: Listing) -> None:
-        self.samples, self.classes = samples, samples.classes
-
-    @property
-    def targets(self) -> NDArray[np.int32]:
-        """Targets (n,) of all images."""
-        return self.samples.targets
+    targets: NDArray[Any]
+    classes: list[str]
 
     def encoded(self, index: int) -> bytes:
-        """The file of an image."""
-        return _content(Path(self.samples[index][0]))
+        """The file of an image.
+
+        Raises:
+            UnreadableImage: it cannot be read.
+        """
+        raise NotImplementedError
+
+    def name_of(self, index: int) -> str:
+        """Where an image is kept."""
+        return f"sample {index}"
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.targets)
 
     def __getitem__(self, index: int) -> Item:
-        path, target = self.samples[index]
-        return load_image(path), target
+        encoded = self.encoded(index)
+        with naming(lambda: self.name_of(index)):
+            return _decoded(encoded), int(self.targets[index])
 
 
 class Skipping(Dataset[Item]):
     """Marks a data set of which unreadable images are skipped (``data.unreadable=skip``).
 
-    >>> read_sample(Skipping(ImageFiles(Listing.of([("nothing.png", 0)], ["ant"]))), 0)
-    Traceback (most recent call last):
-    solo_ext.data.reading.UnreadableImage: data.unreadable='skip': none of 1 images in a row c...
+    >>> len(Skipping([("an image", 2), ("another", 0)]))
+    2
     """
 
     def __init__(self, images: Images) -> None:
@@ -247,10 +254,7 @@ class Skipping(Dataset[Item]):
 
 
 def read_sample(images: Images, index: int) -> tuple[int, Item]:
-    """A sample, or the next readable one if it is unreadable and such samples are skipped.
-
-    Returns:
-        The index of the sample returned, and image and target.
+    """A sample and its index, or the next readable one if unreadable ones are skipped.
 
     Raises:
         UnreadableImage: unreadable images are refused, or :data:`MOST_IN_A_ROW` follow each other.
@@ -284,7 +288,7 @@ def most_in_a_row(images: Images) -> int:
 def too_many(count: int, images: Images, last: int) -> UnreadableImage:
     """Error for ``count`` samples in a row, up to ``last``, that cannot be read.
 
-    >>> str(too_many(1, ImageFiles(Listing.of([("nothing.png", 0)], ["ant"])), 0))[:51]
+    >>> str(too_many(1, [("an image", 2)], 0))[:51]
     "data.unreadable='skip': none of 1 images in a row c"
     """
     return UnreadableImage(
@@ -297,8 +301,8 @@ def too_many(count: int, images: Images, last: int) -> UnreadableImage:
 def reason_of(images: Images, index: int) -> str:
     """Reads a sample again and says what is wrong with it.
 
-    >>> reason_of(ImageFiles(Listing.of([("nothing.png", 0)], ["ant"])), 0)
-    'it is not there'
+    >>> reason_of([("an image", 2)], 0)
+    'it could not be read; now it can'
     """
     try:
         images[index]
@@ -329,9 +333,7 @@ def name_of(images: Any, index: int) -> str:
     'sample 0'
     """
     source, (place,) = unwrapped(images, [index])
-    if hasattr(source, "name_of"):
-        return str(source.name_of(place))
-    return str(source.samples[place][0]) if hasattr(source, "samples") else f"sample {place}"
+    return str(source.name_of(place)) if hasattr(source, "name_of") else f"sample {place}"
 
 
 def targets_of(images: Images) -> list[int]:
@@ -346,6 +348,32 @@ def targets_of(images: Images) -> list[int]:
             held = getattr(source, name)
             return [int(held[i]) for i in indices]
     return [source[i][1] for i in indices]
+
+
+def number_labels(labels: Sequence[int | str | None]) -> tuple[NDArray[np.int64], list[str]]:
+    """Targets (n,) of labels, and names of the classes in their order.
+
+    None and negative numbers are -1.
+
+    >>> number_labels(["bee", "ant", None])
+    (array([ 1,  0, -1]), ['ant', 'bee'])
+    """
+    given: set[Any] = {v for v in labels if isinstance(v, str) or (v is not None and v >= 0)}
+    known = sorted(given)
+    targets = {label: target for target, label in enumerate(known)}
+    return np.array([targets.get(v, -1) for v in labels], np.int64), [str(v) for v in known]
+
+
+def usual_column(kind: str, found: Sequence[str]) -> str | None:
+    """The only column found for images or labels, or the first of a usual name.
+
+    >>> usual_column("label", ["fine", "label"])
+    'label'
+    """
+    named = [name for name in USUAL_COLUMNS[kind] if name in found]
+    if named:
+        return named[0]
+    return found[0] if len(found) == 1 else None
 
 
 def file_state(path: str | Path) -> str:

@@ -1,13 +1,12 @@
 """Images in shards, files of many: in a folder, or copied from S3 or GCS when asked.
 
-The shards are a data set with numbers, so that order, resumption and the division among processes
-are those of every other format. What a shard is like inside is for ``streaming`` and
-``webdataset``, which open them.
+What a shard is like inside is for ``streaming`` and ``webdataset``, which open them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import time
@@ -20,18 +19,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from solo_ext.config.schema import Streaming
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import atomic_write, cache_root, locked, open_regular
-from solo_ext.data.reading import (
-    NOT_THE_IMAGES_FAULT,
-    Item,
-    StorageAway,
-    UnreadableImage,
-    decode_image,
-)
+from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, EncodedImages, StorageAway, UnreadableImage
 
 TARGETS = "targets.npy"
 KEY = "data.streaming"
@@ -46,13 +38,7 @@ _AGAIN = 8
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of images, as an index has it.
-
-    Attributes:
-        name: of the file.
-        size: its bytes.
-        samples: how many.
-        hashes: hexadecimal digests of the file by algorithm.
+    """A file of images, as an index has it; ``hashes`` are hexadecimal digests by algorithm.
 
     >>> Shard("shard.00000.mds", 3, 1, {}).wrong(b"cut")
     >>> Shard("shard.00000.mds", 3, 1, {"sha1": "0"}).wrong(b"cut")
@@ -65,15 +51,12 @@ class Shard:
     hashes: Mapping[str, str]
 
     def wrong(self, content: bytes) -> str | None:
-        """What is wrong with the content of its file; ``None`` if it is the one that was indexed.
-
-        Digests of algorithms that Python lacks are not compared.
-        """
+        """What is wrong with the content of its file; ``None`` if it is that in the index."""
         if len(content) != self.size:
             return f"the shard has {len(content)} bytes, and {self.size} in the index"
         for algorithm, digest in self.hashes.items():
-            known = algorithm in hashlib.algorithms_guaranteed
-            if known and hashlib.new(algorithm, content).hexdigest() != digest:
+            comparable = algorithm in hashlib.algorithms_guaranteed
+            if comparable and hashlib.new(algorithm, content).hexdigest() != digest:
                 return f"the shard is damaged: its {algorithm} is not that in the index"
         return None
 
@@ -87,14 +70,10 @@ class Shard:
 
 
 class Storage:
-    """A folder of shards: a local one, or copies of one on S3 or GCS.
+    """A folder of shards: a local one, or copies of ``s3://bucket/folder`` or ``gs://bucket/folder``.
 
     Copies of this process and others are in one folder; each is downloaded once. Whoever makes room
     removes those that were not read for longest.
-
-    Args:
-        root: a folder, or ``s3://bucket/folder`` or ``gs://bucket/folder``.
-        settings: the section ``data.streaming``.
 
     >>> Storage("shards", Streaming()).remote, Storage("s3://bucket/shards", Streaming()).remote
     (False, True)
@@ -113,11 +92,6 @@ class Storage:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": None, "_lost": {}}
 
-    def copy_to(self, folder: Path) -> None:
-        """Where copies are from now on."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-
     def read(self, name: str) -> bytes:
         """Reads a file where it is kept.
 
@@ -132,11 +106,7 @@ class Storage:
             return bytes(file.read())
 
     def listing(self) -> dict[str, tuple[int, int]]:
-        """Bytes and time of change of every file, by name; -1 of one that is not there.
-
-        Raises:
-            OSError: as :meth:`read`.
-        """
+        """Bytes and time of change of every file, by name; -1 of one that is not there."""
         if not self.remote:
             return {name: _state(Path(self.root, name)) for name in os.listdir(self.root)}
         files = self._opened()
@@ -280,18 +250,39 @@ def _said(error: OSError) -> str:
     return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
 
 
-class StreamingImages(Dataset[Item]):
-    """Images in shards; sample i is the i-th in their order.
+class MappedArray:
+    """An array in a ``.npy`` file, which every process maps when it needs it.
 
-    Args:
-        storage: where the shards are.
-        shards: at least one.
-        column: of the images.
-        fingerprint: changes with the images and their order.
+    >>> import pickle, tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "targets.npy"
+    >>> write_array(file, np.array([2, 0], dtype=np.int32))
+    >>> pickle.loads(pickle.dumps(MappedArray(file))).values.tolist()
+    [2, 0]
+    """
 
-    Attributes:
-        shard_starts: (S + 1,) first sample of every shard, and their number.
-        per_file: most samples of a shard.
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return MappedArray, (self.file,)
+
+    @functools.cached_property
+    def values(self) -> NDArray[Any]:
+        """The array.
+
+        Raises:
+            OSError, ValueError: there is no such file.
+        """
+        # Copy on write, because torch warns of arrays that cannot be written to.
+        array: NDArray[Any] = np.load(self.file, mmap_mode="c", allow_pickle=False)
+        return array
+
+
+class StreamingImages(EncodedImages):
+    """Images in a column of shards; sample i is the i-th in their order.
+
+    ``shard_starts`` (S + 1,) has the first sample of every shard, and their number; ``per_file`` is
+    the most samples of a shard; ``fingerprint`` changes with the images and their order.
 
     >>> shard = Shard("shard.00000.mds", 900, 10, {})
     >>> images = StreamingImages(Storage("shards", Streaming()), [shard] * 3, "image", "")
@@ -300,11 +291,7 @@ class StreamingImages(Dataset[Item]):
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        shards: Sequence[Shard],
-        column: str,
-        fingerprint: str,
+        self, storage: Storage, shards: Sequence[Shard], column: str, fingerprint: str
     ) -> None:
         self.storage, self.shards, self.column = storage, shards, column
         self.fingerprint = fingerprint
@@ -312,8 +299,7 @@ class StreamingImages(Dataset[Item]):
         self.shard_starts = np.concatenate([[0], np.cumsum(samples, dtype=np.int64)])
         self.per_file = max(samples)
         self.classes: list[str] = []
-        self._labels: Path | None = None
-        self._targets: NDArray[np.int32] | None = None
+        self._labels: MappedArray | None = None
 
     def label(self, targets: Path, classes: list[str]) -> None:
         """Gives them their targets, a file of (n,) int32.
@@ -321,37 +307,25 @@ class StreamingImages(Dataset[Item]):
         Raises:
             OSError, ValueError: it is no such file.
         """
-        found = np.load(targets, mmap_mode="r", allow_pickle=False)
-        if found.shape != (len(self),) or found.dtype != np.int32:
+        found = MappedArray(targets)
+        if found.values.shape != (len(self),) or found.values.dtype != np.int32:
             raise ValueError(f"{TARGETS} is not of these shards")
-        self._labels, self._targets, self.classes = targets, None, classes
+        self._labels, self.classes = found, classes
         self.fingerprint = f"{self.fingerprint} {classes}"
 
     @property
-    def targets(self) -> NDArray[np.int32]:
-        """Targets (n,), which the processes of a machine share; -1 without labels."""
-        if self._targets is None:
-            if self._labels is None:
-                return np.broadcast_to(np.int32(-1), len(self))
-            # Copy on write, because torch warns of arrays that cannot be written to.
-            self._targets = np.load(self._labels, mmap_mode="c", allow_pickle=False)
-        return self._targets
+    def targets(self) -> NDArray[np.int32]:  # type: ignore[override]
+        unlabelled = np.broadcast_to(np.int32(-1), len(self))
+        return unlabelled if self._labels is None else self._labels.values
 
     def __len__(self) -> int:
         return int(self.shard_starts[-1])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_targets": None}
-
-    def __getitem__(self, index: int) -> Item:
-        return decode_image(self.encoded(index), self.name_of(index)), int(self.targets[index])
-
     def encoded(self, index: int) -> bytes:
-        """The file of an image."""
         return self.value(index, self.column)
 
     def value(self, index: int, column: str) -> bytes:
-        """The bytes of a column of a sample, which the format of the file decides.
+        """The bytes of a column of a sample.
 
         Raises:
             UnreadableImage: its shard is not there, or damaged.
@@ -383,15 +357,9 @@ class StreamingImages(Dataset[Item]):
 def reaching(key: str, path: str, kind: str, absent: str, remedy: str) -> Iterator[None]:
     """Says in the words of a config that a storage cannot be read.
 
-    Args:
-        key: dotted key of the path.
-        path: of the images.
-        kind: ``data.format``.
-        absent: the problem if there is nothing.
-        remedy: and what to do then.
-
     Raises:
-        ConfigError: there is nothing, it does not answer, or pyarrow is not there to ask it.
+        ConfigError: there is nothing, which is ``absent``; it does not answer; or pyarrow is not
+            there to ask it.
 
     >>> with reaching("data.train_path", "here", "streaming", "no shards", "give a folder"):
     ...     raise FileNotFoundError
@@ -411,12 +379,9 @@ def reaching(key: str, path: str, kind: str, absent: str, remedy: str) -> Iterat
 
 
 def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
-    """The folder of what is kept of these shards, where a remote storage has its copies.
+    """The folder of what is kept of these shards, where a remote storage then has its copies.
 
-    Args:
-        storage: whose copies are there from now on.
-        shards: all of them.
-        digest: of their index; another one at the same address has other shards of the same names.
+    ``digest`` is of their index: another one at the same address has other shards of these names.
 
     Raises:
         ConfigError: the limit is too low for the shards.
@@ -438,18 +403,23 @@ def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
     place = hashlib.sha256(os.fsencode(f"{storage.root} {digest}")).hexdigest()[:32]
     own = Path(settings.cache_dir or cache_root() / "shards") / place
     if storage.remote:
-        storage.copy_to(own / "shards")
+        storage.folder = own / "shards"
+        storage.folder.mkdir(parents=True, exist_ok=True)
     return own
 
 
-def save_array(file: Path, array: NDArray[Any]) -> None:
-    """Writes an array as ``.npy``, whatever the file is called.
+def write_array(file: Path, array: NDArray[Any]) -> None:
+    """Writes a whole ``.npy`` file or none of it.
 
     >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "targets"
-    >>> save_array(file, np.array([2, 0], dtype=np.int32))
+    >>> file = Path(tempfile.mkdtemp()) / "targets.npy"
+    >>> write_array(file, np.array([2, 0], dtype=np.int32))
     >>> np.load(file).tolist()
     [2, 0]
     """
-    with file.open("wb") as opened:
-        np.save(opened, array)
+
+    def write(scratch: Path) -> None:
+        with scratch.open("wb") as opened:
+            np.save(opened, array)
+
+    atomic_write(file, write)

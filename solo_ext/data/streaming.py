@@ -19,7 +19,8 @@ import numpy as np
 
 from solo_ext.config.schema import Streaming
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.files import atomic_write, locked
+from solo_ext.core.files import atomic_write, locked, write_text
+from solo_ext.data.reading import number_labels, usual_column
 from solo_ext.data.shards import (
     KEY,
     TARGETS,
@@ -28,7 +29,7 @@ from solo_ext.data.shards import (
     StreamingImages,
     prepare,
     reaching,
-    save_array,
+    write_array,
 )
 
 INDEX = "index.json"
@@ -39,21 +40,14 @@ _NUMBERS = {"int": np.dtype(np.int64)} | {
     for sign in ("", "u")
     for bits in (8, 16, 32, 64)
 }
-_USUAL = {
-    "image": ("image", "img", "jpg", "jpeg", "png"),
-    "label": ("label", "labels", "target", "targets", "class", "cls"),
-}
 
 
 @dataclass(frozen=True)
 class MDS(Shard):
-    """An entry of ``index.json``.
-
-    Attributes:
-        columns: encoding, and bytes unless they vary, by name and in the order of a sample.
-    """
+    """An entry of ``index.json``."""
 
     columns: Mapping[str, tuple[str, int | None]]
+    """Encoding, and bytes unless they vary, by name and in the order of a sample."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> MDS:
@@ -98,13 +92,7 @@ class MDS(Shard):
 
 
 def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) -> StreamingImages:
-    """Opens ``data.format: streaming``.
-
-    Args:
-        path: folder with an ``index.json``, local or on S3 or GCS.
-        key: dotted key of the path.
-        settings: the section ``data.streaming``.
-        labelled: whether labels are read.
+    """Opens ``data.format: streaming``, a folder with an ``index.json``, local or on S3 or GCS.
 
     Raises:
         ConfigError: there is no index or it is damaged, columns are not of images and labels, the
@@ -146,13 +134,9 @@ def _column(shard: MDS, kind: str, given: str | None) -> str:
     """The column of images or labels: the one given, else that of a usual name, or the only one."""
     fits = _IMAGES if kind == "image" else (*_NUMBERS, "str", "str_int")
     there = [name for name, (encoding, _) in shard.columns.items() if encoding in fits]
-    if given is None:
-        named = [name for name in _USUAL[kind] if name in there]
-        found = named[:1] or there
-        if len(found) == 1:
-            return found[0]
-    elif given in there:
-        return given
+    chosen = usual_column(kind, there) if given is None else given
+    if chosen is not None and chosen in there:
+        return chosen
     listed = ", ".join(f"{name} ({encoding})" for name, (encoding, _) in shard.columns.items())
     problem = f"{'no' if given or not there else 'several'} columns of {kind}s"
     remedy = f"name one of {', '.join(fits)}" if there else f"{kind}s are {', '.join(fits)}"
@@ -185,12 +169,9 @@ def _labels(
         if not names.exists():
             encoding, _ = shards[0].columns[column]
             values = [_label(images.value(i, column), encoding) for i in range(len(images))]
-            known = sorted({v for v in values if isinstance(v, str) or v >= 0})
-            numbers = {value: number for number, value in enumerate(known)}
-            targets = np.array([numbers.get(value, -1) for value in values], dtype=np.int32)
-            atomic_write(mine, lambda scratch: save_array(scratch, targets))
-            text = json.dumps([str(value) for value in known])
-            atomic_write(names, lambda scratch: scratch.write_text(text))
+            targets, known = number_labels(values)
+            write_array(mine, targets.astype(np.int32))
+            write_text(names, json.dumps(known))
     return mine, json.loads(names.read_text())
 
 

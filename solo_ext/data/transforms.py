@@ -1,8 +1,4 @@
-"""From an image to the tensor that a network takes, by torchvision's transforms.
-
-The one fixed view of an image, for evaluation and the E-step, and the augmented crops of
-solo-learn's schema, which use torch's generator only.
-"""
+"""The fixed view of an image and its augmented crops, which use torch's generator only."""
 
 from __future__ import annotations
 
@@ -31,9 +27,7 @@ STATISTICS: dict[str, Statistics] = {
 
 
 def statistics(dataset: str, crop: Crop) -> Statistics:
-    """Mean and standard deviation for the normalisation in pretraining and evaluation.
-
-    Those of ``crop``, an entry of ``augmentations``, are for data sets without their own.
+    """Mean and standard deviation: a data set's own, or those of an entry of ``augmentations``.
 
     >>> statistics("custom", Crop(crop_size=8, mean=[0.5] * 3, std=[0.2] * 3))
     ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
@@ -48,17 +42,15 @@ def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
-    >>> run = check_run(compose("digits/simclr"))
-    >>> size, (mean, std) = fixed_view(run)
-    >>> size, mean
-    (32, (0.485, 0.456, 0.406))
+    >>> fixed_view(check_run(compose("digits/simclr")))
+    (32, ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     """
     first = cfg.augmentations[0]
     return first.crop_size, statistics(cfg.data.dataset, first)
 
 
 def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Transform:
-    """One fixed view per image, of the size used in pretraining.
+    """One fixed view per image.
 
     Images whose sides already are ``size`` are left alone; others are scaled so that a centre crop
     of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images smaller than

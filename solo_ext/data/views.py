@@ -1,9 +1,13 @@
-"""The order of the samples, and the views of each: functions of (seed, epoch, index) alone."""
+"""The order of the samples and the views of each, functions of (seed, epoch, index) alone.
+
+With ``data.augmentation=batch`` whole images of one size are read instead, whose crops are made on
+the training device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,15 +15,27 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
+from torchvision import datasets
 
 from solo_ext.core import distributed
 from solo_ext.core.draws import mix, permutation
-from solo_ext.data.reading import Images, Skipping, UnreadableImage, read_sample, unwrapped
+from solo_ext.core.errors import ConfigError
+from solo_ext.data.reading import (
+    Images,
+    Skipping,
+    UnreadableImage,
+    name_of,
+    read_sample,
+    targets_of,
+    unwrapped,
+)
 
 Crops = Callable[[Image.Image], list[Tensor]]
 Integers = NDArray[np.int64]
 _AT_ONCE = 4096
 """Entries of the order that are taken at a time."""
+_MOST_BYTES = 8 << 30
+"""Largest decoded size that ``data.in_memory`` accepts."""
 
 
 class SampleKey(NamedTuple):
@@ -41,11 +57,10 @@ class EpochSampler(Sampler[SampleKey]):
 
     Args:
         size: number of samples.
-        seed: seed of the run.
+        seed: of the run.
         num_replicas: that of ``torch.distributed`` by default.
         rank: likewise.
-        shards: (S + 1,) first sample of every shard and ``size``; the order is then that of
-            :func:`shard_order`.
+        shards: of :func:`shard_starts`, for the order of :func:`shard_order`.
         shards_at_once: shards that it goes through at a time.
 
     >>> sampler = EpochSampler(5, seed=0, num_replicas=2, rank=0)
@@ -99,17 +114,9 @@ def shard_order(starts: Integers, seed: int, at_once: int) -> Callable[[Integers
     """An order of all samples that goes through few shards at a time, as a function from places.
 
     The shards are permuted, and the samples within each. This sequence is cut into ``at_once``
-    lanes of one length, from which samples are taken in turns: any that many in a row are of as
-    many places of the sequence. Lane k begins k / at_once of a shard later than its cut, and has
-    what is before that last, so that the lanes do not all come to their next shards at once.
-
-    Args:
-        starts: (S + 1,) first sample of every shard, and the number of samples.
-        seed: as :func:`~solo_ext.core.draws.mix` gives it.
-        at_once: lanes; at most S.
-
-    Returns:
-        A function from places (N,) to the samples there; it takes the memory of S numbers.
+    lanes of one length, from which samples are taken in turns. Lane k begins k / at_once of a shard
+    later than its cut, and has what is before that last, so that the lanes do not all come to their
+    next shards at once. ``starts`` (S + 1,) has the first sample of every shard, and their number.
 
     >>> order = shard_order(np.array([0, 3, 6, 9, 12]), seed=3, at_once=2)
     >>> sorted(order(np.arange(12)).tolist()) == list(range(12))
@@ -158,10 +165,7 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
     If another sample replaces an unreadable one, index and target are its own. Its crops are drawn
     for the requested sample, so that they differ from those that it has as itself.
 
-    Args:
-        images: the training images.
-        transform: from an image to its crops; none where something else makes them.
-        seed: seed of the run.
+    ``transform`` is none where something else makes the crops.
 
     >>> from solo_ext.data.transforms import MultiCrop
     >>> from torchvision.transforms import ToTensor
@@ -211,3 +215,137 @@ class FixedViews(Dataset[tuple[Tensor, int] | None]):
                 raise
             return None
         return self.transform(image), target
+
+
+class RawBatch(NamedTuple):
+    """A batch of N samples before augmentation.
+
+    Augmentation draws for ``epoch`` and the samples that were ``asked`` for, so that a sample that
+    replaces an unreadable one gets other crops than it has as itself. The images (N, 3, H, W),
+    uint8, and targets are those of ``indices``.
+
+    >>> images, two = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 1])
+    >>> RawBatch(0, asked=two, indices=two, images=images, targets=torch.tensor([0, 2])).epoch
+    0
+    """
+
+    epoch: int
+    asked: Tensor
+    indices: Tensor
+    images: Tensor
+    targets: Tensor
+
+
+class RawBatches(TrainingViews):
+    """A training set that is read batch by batch; its images of one size are decoded when asked.
+
+    >>> raw = RawBatches([(Image.new("RGB", (10, 8)), 3)] * 5, height=8, width=10)
+    >>> raw.__getitems__([SampleKey(epoch=0, sample=3), SampleKey(epoch=0, sample=1)]).images.shape
+    torch.Size([2, 3, 8, 10])
+    """
+
+    def __init__(self, images: Images, height: int, width: int) -> None:
+        super().__init__(images)
+        self.height, self.width = height, width
+
+    def __getitem__(self, key: SampleKey) -> Any:
+        return self.__getitems__([key])
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> RawBatch:
+        """The batch of some samples of one epoch."""
+        asked = [key.sample for key in keys]
+        return RawBatch(keys[0].epoch, torch.tensor(asked), *self.read(asked))
+
+    @staticmethod
+    def collate(batch: RawBatch) -> RawBatch:
+        """Returns the batch, which needs no collating."""
+        return batch
+
+    def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices, pixels (N, 3, H, W) and targets of samples, or of those that replace them.
+
+        Raises:
+            UnreadableImage: as :func:`~solo_ext.data.reading.read_sample`, or of another size.
+        """
+        pixels = torch.empty(len(samples), 3, self.height, self.width, dtype=torch.uint8)
+        served, targets = [], []
+        for place, asked in enumerate(samples):
+            sample, (image, target) = read_sample(self.images, asked)
+            if image.size != (self.width, self.height):
+                # A worker passes this error on as one line, others as a traceback.
+                raise UnreadableImage(
+                    f"data.augmentation='batch': image {name_of(self.images, sample)!r} has "
+                    f"{image.width} x {image.height} pixels, the first {self.width} x "
+                    f"{self.height}; take image, or scale them to one size beforehand"
+                )
+            # Copy, because torch needs writable memory.
+            array = np.array(image.convert("RGB"))
+            pixels[place] = torch.from_numpy(array).permute(2, 0, 1)
+            served.append(sample)
+            targets.append(target)
+        return torch.tensor(served), pixels, torch.tensor(targets)
+
+
+class HeldBatches(RawBatches):
+    """Batches of images that are held in memory.
+
+    Args:
+        images: the training images.
+        pixels: (M, 3, H, W), uint8; not copied.
+        targets: targets of all these (M,).
+        rows: row of every sample (N,); all rows by default.
+        served: sample that each of ``rows`` belongs to (N,), if some replace unreadable ones.
+
+    >>> zeros = np.zeros((5, 3, 8, 8), dtype=np.uint8)
+    >>> indices, images, targets = HeldBatches([], zeros, targets=[0, 1, 2, 3, 4]).read([3, 1])
+    >>> indices.tolist(), images.shape, targets.tolist()
+    ([3, 1], torch.Size([2, 3, 8, 8]), [3, 1])
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        pixels: NDArray[np.uint8],
+        targets: Sequence[int] | Tensor,
+        rows: Sequence[int] | None = None,
+        served: Tensor | None = None,
+    ) -> None:
+        super().__init__(images, *pixels.shape[2:])
+        self.pixels, self.targets = pixels, torch.as_tensor(targets)
+        self.rows = np.arange(len(pixels)) if rows is None else np.asarray(rows)
+        self.served = torch.arange(len(self.rows)) if served is None else served
+
+    def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        asked = np.asarray(samples)
+        rows = self.rows[asked]
+        # Use NumPy: indexing a tensor by rows takes several times as long.
+        images = torch.from_numpy(self.pixels[rows]).contiguous()
+        return self.served[asked], images, self.targets[rows]
+
+
+def raw_batches(images: Images, in_memory: bool) -> RawBatches:
+    """Whole images: of torchvision's arrays, from memory, or decoded when asked.
+
+    Raises:
+        ConfigError: with ``in_memory`` they are too many to hold.
+        UnreadableImage: with ``in_memory`` images have several sizes.
+
+    >>> type(raw_batches([(Image.new("RGB", (10, 8)), 3)] * 5, in_memory=True)).__name__
+    'HeldBatches'
+    """
+    # Images that are already in memory cannot be unreadable.
+    source, rows = unwrapped(images, range(len(images)))
+    if isinstance(source, datasets.CIFAR10):
+        return HeldBatches(images, source.data.transpose(0, 3, 1, 2), targets_of(source), rows)
+    if isinstance(source, datasets.STL10):
+        return HeldBatches(images, source.data, targets_of(source), rows)
+    width, height = read_sample(images, 0)[1][0].size
+    decoded = RawBatches(images, height, width)
+    if not in_memory:
+        return decoded
+    size = 3 * len(images) * height * width
+    if size > _MOST_BYTES:
+        problem = f"takes {size / 2**30:.1f} GiB per process"
+        raise ConfigError("data.in_memory", True, problem, "take false")
+    served, pixels, targets = decoded.read(range(len(images)))
+    return HeldBatches(images, pixels.numpy(), targets, served=served)

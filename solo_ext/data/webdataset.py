@@ -35,12 +35,13 @@ from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, StorageAway
 from solo_ext.data.shards import (
     KEY,
     TARGETS,
+    MappedArray,
     Shard,
     Storage,
     StreamingImages,
     prepare,
     reaching,
-    save_array,
+    write_array,
 )
 
 logger = logging.getLogger(__name__)
@@ -58,41 +59,19 @@ _DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 """What tarfile raises for a file that is no tar."""
 
 
-class _Places:
-    """Offset and size of every image, which the processes of a machine share."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self._held: NDArray[Any] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"file": self.file, "_held": None}
-
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        if self._held is None:
-            try:
-                self._held = np.load(self.file, mmap_mode="r", allow_pickle=False)
-            except FileNotFoundError:
-                remedy = "the next start goes through them again"
-                raise StorageAway(f"{self.file}: the index of the tars is gone; {remedy}") from None
-        offset, size = self._held[index].item()
-        return offset, size
-
-
 @dataclass(frozen=True)
 class Tar(Shard):
-    """A tar whose images have been found; it has no column but these.
+    """A tar whose images have been found; it has no column but these."""
 
-    Attributes:
-        places: of the images of all tars.
-        first: the number of its first.
-    """
-
-    places: _Places
-    first: int
+    places: MappedArray  # offset and size of the images of all tars
+    first: int  # number of its first image
 
     def value(self, file: BinaryIO, place: int, column: str) -> bytes:
-        offset, size = self.places[self.first + place]
+        try:
+            offset, size = self.places.values[self.first + place].item()
+        except FileNotFoundError:
+            gone = f"{self.places.file}: the index of the tars is gone; "
+            raise StorageAway(gone + "the next start goes through them again") from None
         # The header too: another tar may have come in the place of this one.
         file.seek(offset - tarfile.BLOCKSIZE)
         member = file.read(tarfile.BLOCKSIZE + size)
@@ -119,13 +98,9 @@ def open_webdataset(
 ) -> StreamingImages:
     """Opens ``data.format: webdataset``.
 
-    Args:
-        path: folder of tars, a tar, or tars as ``folder/train-{000..146}.tar``; local or on S3 or
-            GCS.
-        key: dotted key of the path.
-        settings: the section ``data.streaming``.
-        labelled: whether labels are wanted.
-        whole: whether a tar that cannot be read to its end is refused; else the rest is left out.
+    The path, of dotted key ``key``, is a folder of tars, a tar, or tars as
+    ``folder/train-{000..146}.tar``; local or on S3 or GCS. If ``whole``, a tar that cannot be read
+    to its end is refused; else the rest of it is left out.
 
     Raises:
         ConfigError: there are no tars, they are damaged, compressed, or without images or labels,
@@ -135,6 +110,55 @@ def open_webdataset(
     Traceback (most recent call last):
     solo_ext.core.errors.ConfigError: data.train_path='nowhere': no such folder; give a folder of...
     """
+    storage, found = _found(path, key, settings, whole)
+    shards = [Shard(name, size, 0, {}) for name, (size, _) in found.items()]
+    root = storage.root if storage.remote else os.path.abspath(storage.root)
+    chosen = _digest(f"{settings.image} {settings.label}")
+    with _keeping(settings):
+        own = prepare(storage, shards, f"{root} {json.dumps(found)}")
+        # Parts do not depend on which other tars there are: one of these may be mended before the
+        # end.
+        index, parts = own / chosen, own.parent / _digest(f"{root} {chosen}")
+        index.mkdir(parents=True, exist_ok=True)
+        with locked(index / "index.lock"):
+            about = _indexed(index, whole)
+            if about is None:
+                parts.mkdir(exist_ok=True)
+                files = [parts / _digest(f"{name} {state}") for name, state in found.items()]
+                try:
+                    about = _index(storage, shards, files, index, whole)
+                except ValueError as error:
+                    remedy = "mend it, or leave out what cannot be read with data.unreadable=skip"
+                    raise ConfigError(key, path, str(error), remedy) from None
+                for file in files:
+                    file.unlink(missing_ok=True)
+    if wrong := about["wrong"]:
+        said = "%s=%r: %d of %d tars are not whole, what is missing is left out; the first: %s"
+        logger.warning(said, key, path, len(wrong), len(shards), wrong[0])
+    places, first = MappedArray(index / _PLACES), 0
+    tars = []
+    for name, size, samples, hashes in about["shards"]:
+        if samples:
+            tars.append(Tar(name, size, samples, hashes, places, first))
+            first += samples
+    if not tars and len(wrong) == len(shards):
+        raise ConfigError(key, path, f"no tar can be read; the first: {wrong[0]}", "mend them")
+    if not tars:
+        problem, remedy = f"no image in the tars of {path!r}", f"name one of {', '.join(_IMAGES)}"
+        raise ConfigError(f"{KEY}.image", settings.image, problem, remedy)
+    images = StreamingImages(storage, tars, "image", about["digest"])
+    if labelled and about["problem"]:
+        remedy = "name an extension or a key of .json, or set data.no_labels=true"
+        raise ConfigError(f"{KEY}.label", settings.label, about["problem"], remedy)
+    if labelled:
+        images.label(index / TARGETS, about["classes"])
+    return images
+
+
+def _found(
+    path: str, key: str, settings: Streaming, whole: bool
+) -> tuple[Storage, dict[str, tuple[int, int]]]:
+    """Where the tars are, and bytes and time of change of each; -1 of one that is not there."""
     folder, last = os.path.split(path)
     single = last.endswith(".tar") and not os.path.isdir(os.path.expanduser(path))
     storage = Storage((folder or ".") if single else path, settings)
@@ -160,48 +184,7 @@ def open_webdataset(
         problem = f"{away[0]!r} is not there ({len(away)} of {len(found)} tars are not)"
         left_out = "" if len(away) == len(found) else ", or leave it out with data.unreadable=skip"
         raise ConfigError(key, path, problem, remedy + left_out)
-    shards = [Shard(name, size, 0, {}) for name, (size, _) in found.items()]
-    root = storage.root if storage.remote else os.path.abspath(storage.root)
-    chosen = _digest(f"{settings.image} {settings.label}")
-    with _keeping(settings):
-        own = prepare(storage, shards, f"{root} {json.dumps(found)}")
-        # Parts do not depend on which other tars there are: one of these may be mended before the
-        # end.
-        index, parts = own / chosen, own.parent / _digest(f"{root} {chosen}")
-        index.mkdir(parents=True, exist_ok=True)
-        with locked(index / "index.lock"):
-            about = _indexed(index, whole)
-            if about is None:
-                parts.mkdir(exist_ok=True)
-                files = [parts / _digest(f"{name} {state}") for name, state in found.items()]
-                try:
-                    about = _index(storage, shards, files, index, whole)
-                except ValueError as error:
-                    remedy = "mend it, or leave out what cannot be read with data.unreadable=skip"
-                    raise ConfigError(key, path, str(error), remedy) from None
-                for file in files:
-                    file.unlink(missing_ok=True)
-    if wrong := about["wrong"]:
-        said = "%s=%r: %d of %d tars are not whole, what is missing is left out; the first: %s"
-        logger.warning(said, key, path, len(wrong), len(shards), wrong[0])
-    places, first = _Places(index / _PLACES), 0
-    tars = []
-    for name, size, samples, hashes in about["shards"]:
-        if samples:
-            tars.append(Tar(name, size, samples, hashes, places, first))
-            first += samples
-    if not tars and len(wrong) == len(shards):
-        raise ConfigError(key, path, f"no tar can be read; the first: {wrong[0]}", "mend them")
-    if not tars:
-        problem, remedy = f"no image in the tars of {path!r}", f"name one of {', '.join(_IMAGES)}"
-        raise ConfigError(f"{KEY}.image", settings.image, problem, remedy)
-    images = StreamingImages(storage, tars, "image", about["digest"])
-    if labelled and about["problem"]:
-        remedy = "name an extension or a key of .json, or set data.no_labels=true"
-        raise ConfigError(f"{KEY}.label", settings.label, about["problem"], remedy)
-    if labelled:
-        images.label(index / TARGETS, about["classes"])
-    return images
+    return storage, found
 
 
 @contextmanager
@@ -287,8 +270,8 @@ def _index(
     about |= {"problem": None if targets else problem, "digest": digest.hexdigest()}
     # The arrays count from when this is there.
     (index / _ABOUT).unlink(missing_ok=True)
-    atomic_write(index / _PLACES, lambda scratch: save_array(scratch, at))
-    atomic_write(index / TARGETS, lambda scratch: save_array(scratch, of))
+    write_array(index / _PLACES, at)
+    write_array(index / TARGETS, of)
     write_text(index / _ABOUT, json.dumps(about))
     return about
 

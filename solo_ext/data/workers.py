@@ -33,9 +33,7 @@ class WorkerLoader(DataLoader[Any]):
     """A ``DataLoader`` that serves the rest of a pass itself after a worker was killed.
 
     The system kills processes when memory runs out. The batches stay the same but come slower.
-
-    Attributes:
-        on_lost: called with a line that says what happened to a worker; by default it warns.
+    ``on_lost`` is called with a line that says so; by default it warns.
 
     Raises:
         ProcessLost: while iterating, a worker crashed: this process would crash on the same sample.
@@ -53,8 +51,10 @@ class WorkerLoader(DataLoader[Any]):
             dataset,
             num_workers=num_workers,
             pin_memory=torch.cuda.is_available(),
-            multiprocessing_context=worker_context(num_workers, start_method),
-            worker_init_fn=outlive_signals,
+            multiprocessing_context=_context(num_workers, start_method),
+            worker_init_fn=_outlive_signals,
+            # A loader without its own generator draws from the global one.
+            generator=torch.Generator(),
             **options,
         )
 
@@ -130,12 +130,8 @@ def _lost_of(batches: Any) -> signal.Signals | None:
     return next((signal.Signals(-code) for code in codes if code is not None and code < 0), None)
 
 
-def worker_context(num_workers: int, start_method: str | None) -> str | None:
-    """Value for ``multiprocessing_context`` of a ``DataLoader``; ``None`` is Python's default.
-
-    >>> worker_context(0, "fork") is None
-    True
-    """
+def _context(num_workers: int, start_method: str | None) -> str | None:
+    """Value for ``multiprocessing_context`` of a ``DataLoader``; ``None`` is Python's default."""
     if not num_workers:
         return None
     if threading.current_thread() is threading.main_thread():
@@ -161,15 +157,11 @@ def start_helpers(start_method: str) -> None:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def outlive_signals(worker: int) -> None:
-    """Makes a worker ignore the job's signals; used as ``worker_init_fn`` of a ``DataLoader``.
+def _outlive_signals(worker: int) -> None:
+    """Makes a worker ignore the job's signals.
 
     Clusters send a signal to every process of a job. The training process reacts to it, and needs
     its workers until it has finished the step, the E-step or the evaluation and saved its state.
-
-    >>> loader = DataLoader(range(4), batch_size=2, worker_init_fn=outlive_signals)
-    >>> [batch.tolist() for batch in loader]
-    [[0, 1], [2, 3]]
     """
     for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -197,7 +197,7 @@ class EStep:
         if not self.active:
             return
         from solo_ext.config.check import common_config
-        from solo_ext.data.fixed import labels_of, training_set
+        from solo_ext.data.loaders import labels_of, training_set
 
         self._config = common_config(method.cfg)
         self._dataset = dataset = training_set(method.trainer, self._config)
@@ -348,7 +348,7 @@ class EStep:
     @torch.no_grad()
     def _embed(self, method: Any, samples: Sequence[int], rows: Tensor, features: Tensor) -> None:
         """Embeds samples (N,) into rows (N,) of the features; barriers keep ranks at one pace."""
-        from solo_ext.data.fixed import eval_batches, eval_mode
+        from solo_ext.data.loaders import eval_batches, eval_mode
 
         size, device = _BATCHES_AT_ONCE * self._config.optimizer.batch_size, method.device
         batches = eval_batches(self._config, self._dataset, samples, size, device)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import scale
 from benchmarks.footprint import formulas
 from benchmarks.footprint.formulas import Sizes
-from solo_ext.data.listing import Listing
+from solo_ext.data.folders import Listing
 
 
 def test_made_listings_are_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from solo_ext.config.schema import Images
+from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
 
 
 def section(path: Path | str | None, **given: Any) -> Images:
@@ -29,6 +29,13 @@ def save_image(path: Path, seed: int, side: int = 12) -> None:
     pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
+
+
+def run_of(data: Images, batch: int, *augmentations: Augmentation) -> RunConfig:
+    """The parts of a config that loaders read."""
+    return RunConfig.model_construct(
+        seed=5, data=data, optimizer=Batch(batch_size=batch), augmentations=list(augmentations)
+    )
 
 
 def same(a: Any, b: Any) -> bool:
@@ -47,15 +54,28 @@ def png(level: int) -> bytes:
     return file.getvalue()
 
 
+def write_folder(root: Path, files: Sequence[bytes], classes: str = "ab") -> Path:
+    """Class folders, which divide the files of images evenly."""
+    for index, file in enumerate(files):
+        place = root / classes[index * len(classes) // len(files)] / f"{index:02d}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(file)
+    return root
+
+
 def write_tar(path: Path, samples: Sequence[dict[str, bytes]]) -> Path:
     """A tar in the layout of WebDataset, of samples as their files by extension."""
+    return tar_of(path, *((f"{i:03}.{k}", c) for i, s in enumerate(samples) for k, c in s.items()))
+
+
+def tar_of(path: Path, *files: tuple[str, bytes]) -> Path:
+    """A tar of files by name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
-        for index, sample in enumerate(samples):
-            for kind, content in sample.items():
-                member = tarfile.TarInfo(f"{index:03}.{kind}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,17 +20,6 @@ class Everything(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         dataset, key = self.parts[index]
         return dataset[key]
-
-
-class Handlers(Dataset[int]):
-    """What SIGINT, SIGTERM and SIGUSR1 do to the process that reads it: -1 for a function."""
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> int:
-        handler: Any = signal.getsignal((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)[index])
-        return int(handler) if isinstance(handler, signal.Handlers) else -1
 
 
 def as_they_are(items: list[Any]) -> list[Any]:

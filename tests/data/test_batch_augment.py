@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from solo_ext.config.schema import Augmentation
@@ -15,24 +16,11 @@ from solo_ext.data.transforms import pretrain_transform
 
 SIDE, COUNT = 20, 50
 EVERYTHING: dict[str, Any] = {
-    "color_jitter": {
-        "prob": 0.8,
-        "brightness": 0.4,
-        "contrast": 0.4,
-        "saturation": 0.2,
-        "hue": 0.1,
-    },
-    **{
-        name: {"prob": 0.4}
-        for name in (
-            "grayscale",
-            "gaussian_blur",
-            "solarization",
-            "equalization",
-            "horizontal_flip",
-        )
-    },
+    name: {"prob": 0.4}
+    for name in ("grayscale", "gaussian_blur", "solarization", "equalization", "horizontal_flip")
 }
+JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+EVERYTHING["color_jitter"] = {"prob": 0.8, **JITTER}
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +69,6 @@ def test_mean_and_deviation_of_the_views_are_those_of_torchvision(images: Tensor
     augment = module()
     drawn = augment.draw(0, np.arange(count))
     ours = augment(images[:1].expand(count, -1, -1, -1), drawn)[0]
-    from PIL import Image
-
     image = Image.fromarray(images[0].permute(1, 2, 0).numpy())
     pipeline = augment.augmentations[0].model_copy(update={"num_crops": count})
     torch.manual_seed(0)

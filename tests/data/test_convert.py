@@ -15,17 +15,13 @@ from solo_ext.core.errors import UserError
 from solo_ext.data.convert import STARTED, convert
 from solo_ext.data.images import class_names, open_images
 from solo_ext.data.reading import Skipping, UnreadableImage, targets_of
-from tests.data.making import png, save_table, section, write_h5, write_tars
+from tests.data.making import png, save_table, section, write_folder, write_h5, write_tars
 
 FILES = [png(20 * level) for level in range(12)]
 
 
 def folder(root: Path) -> dict[str, Any]:
-    for index, file in enumerate(FILES):
-        place = root / "folder" / "ab"[2 * index // len(FILES)] / f"{index:02d}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(file)
-    return {"path": root / "folder"}
+    return {"path": write_folder(root / "folder", FILES)}
 
 
 def listed(root: Path) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,8 @@ from solo_ext.config.schema import HuggingFace, Images
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import class_names, open_images
 from solo_ext.data.reading import UnreadableImage, name_of, targets_of
-from tests.data.making import png
+from tests.data import making
+from tests.data.making import png, write_tar
 
 datasets: Any = pytest.importorskip("datasets")
 SIZE = 12
@@ -88,13 +87,8 @@ def arrow(root: Path) -> Path:
 
 def tar(root: Path) -> Path:
     """A shard as WebDataset writes it."""
-    with tarfile.open(root / "train-000.tar", "w") as shard:
-        for index in range(SIZE):
-            for kind, content in (("png", png(index)), ("cls", b"%d" % (index % 3))):
-                entry = tarfile.TarInfo(f"{index:03d}.{kind}")
-                entry.size = len(content)
-                shard.addfile(entry, io.BytesIO(content))
-    return root
+    samples = [{"png": png(index), "cls": b"%d" % (index % 3)} for index in range(SIZE)]
+    return write_tar(root / "train-000.tar", samples).parent
 
 
 SOURCES: dict[str, Callable[[Path], Path]] = {
@@ -117,13 +111,8 @@ def section(tmp_path: Path) -> Callable[..., Images]:
 
     def make(path: Path | str, settings: dict[str, Any] | None = None, **given: Any) -> Any:
         chosen = HuggingFace(cache_dir=str(tmp_path / "cache"), **(settings or {}))
-        return Images(
-            dataset="custom",
-            format="huggingface",
-            train_path=str(path),
-            huggingface=chosen,
-            **given,
-        )
+        given = {"val_path": None, "huggingface": chosen, **given}
+        return making.section(path, format="huggingface", **given)
 
     return make
 

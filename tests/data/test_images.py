@@ -15,8 +15,9 @@ from torch.utils.data import Subset
 from torchvision import datasets
 
 from solo_ext.core.errors import ConfigError
+from solo_ext.data.folders import ImageFiles
 from solo_ext.data.images import class_names, open_images
-from solo_ext.data.reading import ImageFiles, name_of, targets_of
+from solo_ext.data.reading import UnreadableImage, name_of, targets_of
 from tests.data.making import save_image, section
 
 COUNTS = {"ant": 20, "bee": 10, "cat": 30}
@@ -46,13 +47,13 @@ def test_reads_no_image_for_names_and_targets(
 ) -> None:
     images: Any = open_images(section(folder, fraction=0.5), "train")
 
-    def refuse(path: str) -> None:
-        raise AssertionError(f"decoded {path}")
+    def refuse(encoded: bytes) -> None:
+        raise AssertionError("decoded")
 
-    monkeypatch.setattr("solo_ext.data.reading.load_image", refuse)
+    monkeypatch.setattr("solo_ext.data.reading._decoded", refuse)
     assert len(targets_of(images)) == 30
     assert class_names(images) == ["ant", "bee", "cat"]
-    with pytest.raises(AssertionError, match="decoded"):
+    with pytest.raises(UnreadableImage, match="decoded"):
         images[0]
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from solo_ext.core.errors import UserError
-from solo_ext.data.folders import class_folders
-from solo_ext.data.images import files_of, names_fingerprint, open_images
-from solo_ext.data.listing import Listing
+from solo_ext.data.folders import Listing, class_folders
+from solo_ext.data.images import files_of, images_fingerprint, open_images
 from solo_ext.data.reading import targets_of
 from tests.data.making import section
 
@@ -26,7 +25,7 @@ def folder(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """48 images of three classes, for long unchanged, of which more than a few are many."""
     monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("solo_ext.core.draws.LARGE", LARGE)
-    monkeypatch.setattr("solo_ext.data.listing._SETTLED", 0)
+    monkeypatch.setattr("solo_ext.data.folders._SETTLED", 0)
     return Path(shutil.copytree(images, tmp_path / "images"))
 
 
@@ -81,7 +80,9 @@ def test_a_changed_folder_is_listed_again(folder: Path, change: str) -> None:
     shutil.copy2(folder / "0" / "0.png", folder / "2" / "deep" / "0.png")
     (folder / "link").symlink_to("1")
     before = opened(folder)
-    assert names_fingerprint(before) == names_fingerprint(opened(folder))
+    assert images_fingerprint(before, by_name=True) == images_fingerprint(
+        opened(folder), by_name=True
+    )
     file = folder / "1" / "3.png"
     if change == "new":
         shutil.copy2(file, folder / "1" / "99.png")
@@ -100,16 +101,16 @@ def test_a_changed_folder_is_listed_again(folder: Path, change: str) -> None:
     assert list(after.samples) != list(before.samples)
     on_disk = {str(Path(p, f)) for p, _, files in os.walk(folder, followlinks=True) for f in files}
     assert {path for path, _ in after.samples} == on_disk
-    assert names_fingerprint(before) != names_fingerprint(after)
+    assert images_fingerprint(before, by_name=True) != images_fingerprint(after, by_name=True)
     with pytest.raises(UserError, match="has changed since this run began"):
         pickle.loads(pickle.dumps(before))
 
 
 def test_what_just_changed_is_listed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another change at the same tick of the clock would leave the same time."""
-    monkeypatch.setattr("solo_ext.data.listing._SETTLED", 10**12)
+    monkeypatch.setattr("solo_ext.data.folders._SETTLED", 10**12)
     opened(folder)
-    monkeypatch.setattr("solo_ext.data.listing._SETTLED", 0)
+    monkeypatch.setattr("solo_ext.data.folders._SETTLED", 0)
     monkeypatch.setattr("os.walk", no_listing)
     with pytest.raises(AssertionError, match="again"):
         opened(folder)

@@ -5,12 +5,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from solo_ext.config import schema
 from solo_ext.config.schema import Augmentation, RunConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import open_images
@@ -18,7 +15,7 @@ from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import Images
 from solo_ext.data.transforms import eval_transform
 from solo_ext.data.views import EpochSampler, TrainingViews
-from tests.data.making import same, section
+from tests.data.making import run_of, same, save_image, section
 
 SIZE, BATCH = 22, 4
 STEPS = SIZE // BATCH
@@ -28,25 +25,16 @@ STEPS = SIZE // BATCH
 def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     """22 small images of two classes."""
     root = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
     for number in range(SIZE):
-        place = root / str(number % 2)
-        place.mkdir(exist_ok=True)
-        pixels = rng.integers(0, 256, (10, 10, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(place / f"{number:02d}.png")
+        save_image(root / str(number % 2) / f"{number:02d}.png", number)
     return open_images(section(root), "train")
 
 
 def config(workers: int = 0, *, batch: int = BATCH, seed: int = 5) -> RunConfig:
-    """Returns the parts of a config that loaders read."""
     large = Augmentation(crop_size=8, num_crops=2, horizontal_flip={"prob": 0.5})  # type: ignore[arg-type]
     small = Augmentation(crop_size=6, num_crops=1, gaussian_blur={"prob": 0.5})  # type: ignore[arg-type]
-    return RunConfig.model_construct(
-        seed=seed,
-        data=section(None, num_workers=workers),
-        optimizer=schema.Batch(batch_size=batch),
-        augmentations=[large, small],
-    )
+    run = run_of(section(None, num_workers=workers), batch, large, small)
+    return run.model_copy(update={"seed": seed})
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +94,7 @@ def test_leaves_the_global_generator_alone(
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("served", range(2 * STEPS + 1))
 def test_continues_at_every_place(
-    images: Images,
-    with_workers: ResumableLoader,
-    expected: list[Batch],
-    workers: int,
-    served: int,
+    images: Images, with_workers: ResumableLoader, expected: list[Batch], workers: int, served: int
 ) -> None:
     """A run is stopped after any batch of two epochs, while workers are ahead of it."""
     loader = with_workers if workers else pretrain_loader(config(), images)

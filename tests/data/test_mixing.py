@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from solo_ext.config.schema import Mix
-from solo_ext.data.mixing import MixDraws, ViewMixer
+from solo_ext.data.batch_augment import MixDraws, ViewMixer
 
 COUNT = 3000
 

@@ -18,7 +18,7 @@ from PIL import Image
 from torch._utils import ExceptionWrapper
 from torchvision.datasets.folder import pil_loader
 
-from solo_ext.data.reading import UnreadableImage, decode_image, load_image, to_rgb
+from solo_ext.data.reading import UnreadableImage, _to_rgb, decode_image, read_file
 
 SIDE = 16
 GREY = np.linspace(0, 65535, SIDE * SIDE).reshape(SIDE, SIDE).astype(np.uint16)
@@ -63,6 +63,10 @@ AS_TORCHVISION: dict[str, bytes] = {
 }
 
 
+def load_image(path: Path) -> Image.Image:
+    return decode_image(read_file(path), str(path))
+
+
 def written(folder: Path, content: bytes) -> Path:
     (folder / "image").write_bytes(content)
     return folder / "image"
@@ -81,7 +85,7 @@ def test_sixteen_bits_are_scaled(kind: str, tmp_path: Path) -> None:
 def test_bits_that_a_tiff_states() -> None:
     image: Any = Image.fromarray(GREY >> 4)
     image.tag_v2 = {258: (12,)}
-    assert np.array_equal(np.asarray(to_rgb(image)), GREY_LEVELS)
+    assert np.array_equal(np.asarray(_to_rgb(image)), GREY_LEVELS)
 
 
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency")

@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import DataLoader
 from torchvision.transforms import ToTensor
 
-from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
-from solo_ext.data.fixed import EvalViews, eval_batches
+from solo_ext.config.schema import Augmentation, RunConfig
 from solo_ext.data.images import open_images
-from solo_ext.data.loaders import fixed_loader, pretrain_loader
+from solo_ext.data.loaders import EvalViews, eval_batches, fixed_loader, pretrain_loader
 from solo_ext.data.transforms import pretrain_transform
 from solo_ext.data.views import FixedViews, SampleKey, TrainingViews
-from solo_ext.data.workers import outlive_signals, worker_context
-from tests.data.making import png, same, save_table, section, write_h5
+from tests.data.making import png, run_of, same, save_table, section, write_folder, write_h5
 from tests.scripts import run_script
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -30,7 +27,6 @@ AUGMENTATION = Augmentation(
     color_jitter={"prob": 0.5, "hue": 0.1},  # type: ignore[arg-type]
     gaussian_blur={"prob": 0.5},  # type: ignore[arg-type]
     solarization={"prob": 0.5},  # type: ignore[arg-type]
-    equalization={"prob": 0.5},  # type: ignore[arg-type]
 )
 
 
@@ -39,31 +35,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same six images as class folders, in HDF5, and as a saved table."""
     root = tmp_path_factory.mktemp("data")
     files = [png(20 * index) for index in range(6)]
-    for index, file in enumerate(files):
-        place = root / "folder" / "ab"[index // 3]
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{index}.png").write_bytes(file if index else b"")
+    write_folder(root / "folder", [b"", *files[1:]])
     write_h5(root / "images.h5", files)
     save_table(root / "table", files)
     return root
 
 
 def config(root: Path, **data: Any) -> RunConfig:
-    return RunConfig.model_construct(
-        seed=5,
-        data=section(root / "table", format="huggingface", **data),
-        optimizer=Batch(batch_size=2),
-        augmentations=[AUGMENTATION],
-    )
-
-
-def sections(root: Path) -> dict[str, Images]:
-    return {
-        "folder, one image skipped": section(root / "folder", unreadable="skip"),
-        "a part": section(root / "images.h5", format="h5", fraction=0.5),
-        "h5": section(root / "images.h5", format="h5", no_labels=True),
-        "huggingface": section(root / "table", format="huggingface"),
-    }
+    return run_of(section(root / "table", format="huggingface", **data), 2, AUGMENTATION)
 
 
 @pytest.fixture
@@ -71,7 +50,12 @@ def parts(root: Path) -> list[tuple[Any, Any]]:
     """Every data set as every kind of views, and the items to ask them for."""
     transform = pretrain_transform("custom", [AUGMENTATION])
     found: list[tuple[Any, Any]] = []
-    for data in sections(root).values():
+    for data in (
+        section(root / "folder", unreadable="skip"),
+        section(root / "images.h5", format="h5", fraction=0.5),
+        section(root / "images.h5", format="h5", no_labels=True),
+        section(root / "table", format="huggingface"),
+    ):
         images = open_images(data, "train")
         views = TrainingViews(images, transform, 3)
         # So that handles are open when a worker is forked.
@@ -94,12 +78,7 @@ def test_every_view_of_every_data_set(
 
     everything = Everything(parts)
     loader = DataLoader(
-        everything,
-        batch_size=7,
-        num_workers=1,
-        multiprocessing_context=method,
-        collate_fn=as_they_are,
-        generator=torch.Generator(),
+        everything, 7, num_workers=1, multiprocessing_context=method, collate_fn=as_they_are
     )
     served = [item for batch in loader for item in batch]
     expected = [everything[i] for i in range(len(everything))]
@@ -131,16 +110,6 @@ def test_signals_to_workers_of_a_fixed_pass(
             os.kill(int(worker.pid or 0), signal.Signals[number])
     assert served == len(views)
     assert ("a data worker was killed (SIGKILL)" in caplog.text) is (number == "SIGKILL")
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of POSIX")
-def test_workers_outlive_signals_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An E-step or an evaluation may go on for hours after one."""
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    from spawned import Handlers
-
-    held = list(DataLoader(Handlers(), num_workers=1, worker_init_fn=outlive_signals))
-    assert [int(found) for found in held] == [signal.SIG_IGN] * 3
 
 
 @pytest.mark.slow
@@ -187,13 +156,8 @@ def test_loaders_take_the_setting(root: Path) -> None:
     cfg = config(root, num_workers=1, start_method="spawn")
     images = open_images(cfg.data, "train")
     made = pretrain_loader(cfg, images)
-    loaders: list[Any] = [
-        made,
-        fixed_loader(cfg, images),
-        eval_batches(cfg, made.dataset, [0], 1),
-    ]
+    loaders: list[Any] = [made, fixed_loader(cfg, images), eval_batches(cfg, made.dataset, [0], 1)]
     for loader in loaders:
         assert loader.multiprocessing_context.get_start_method() == "spawn"
     cfg.data.num_workers = 0
     assert pretrain_loader(cfg, images).multiprocessing_context is None
-    assert worker_context(2, None) is None

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from torchvision.transforms import ToTensor
 
-from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
+from solo_ext.config.schema import Augmentation, Images
 from solo_ext.core.draws import mix, permutation
 from solo_ext.core.errors import ConfigError
 from solo_ext.data import shards as sharded
@@ -74,11 +74,8 @@ END = {"streaming": "mds", "webdataset": "tar"}
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six shards of ten images each, of three classes, and tars of the same."""
     root = tmp_path_factory.mktemp("written")
-    for index in range(COUNT):
-        place = root / "folder" / "abc"[index // 20] / f"{index:02d}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(making.png(index))
-    images = open_images(making.section(root / "folder"), "train")
+    folder = making.write_folder(root / "folder", list(map(making.png, range(COUNT))), "abc")
+    images = open_images(making.section(folder), "train")
     size = len(making.png(0)) + 4 + 8 + 4
     # Some for the header, and fewer than would hold another image.
     convert(images, root / "streaming", EACH * size + 250)
@@ -258,15 +255,6 @@ def test_shards_come_one_after_another_and_once() -> None:
     assert max(between.values()) <= 8
 
 
-def test_a_resumed_epoch_goes_on_with_the_next_sample(
-    kind: str, of_kind: Section, written: Path
-) -> None:
-    starts = shard_starts(open_images(of_kind(written / kind), "train"))
-    whole, part = (EpochSampler(COUNT, 5, 1, 0, starts, 3) for _ in range(2))
-    part.start = 17
-    assert list(part) == list(whole)[17:]
-
-
 # Faults on disk.
 
 
@@ -316,9 +304,7 @@ def test_a_damaged_shard_is_left_out(workers: int, of_kind: Section, of_both: Pa
     given = {"num_workers": workers, "streaming": {"shuffle_shards": 2}}
     data = of_kind(of_both, unreadable="skip", **given)
     augmentation = Augmentation(crop_size=8, num_crops=1)
-    run = RunConfig.model_construct(
-        seed=5, data=data, optimizer=Batch(batch_size=6), augmentations=[augmentation]
-    )
+    run = making.run_of(data, 6, augmentation)
     images = open_images(data, "train")
     damage(of_both, "missing")
     assert [read_sample(images, i)[0] for i in range(18, 32)] == [18, 19, *range(30, 40), 30, 31]
@@ -494,15 +480,10 @@ def _read_all(images: Any) -> None:
         images[index]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_processes_share_the_copies(
-    method: str, remote: Remote, of_kind: Section, of_both: Path
-) -> None:
-    if method == "spawn":
-        pytest.skip("the storage of this test is not in a new process")
+def test_processes_share_the_copies(remote: Remote, of_kind: Section, of_both: Path) -> None:
     images = open_images(of_kind(ADDRESS), "train")
     images[0]
-    context: Any = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_read_all, args=(images,)) for _ in range(3)]
     for process in processes:
         process.start()
@@ -636,13 +617,9 @@ def test_another_index_at_the_same_address(
     stand_in(shards, tmp_path, monkeypatch)
     before = open_images(section(ADDRESS), "train")
     first, target = name_of(before, 0), before[0][1]
-    folder = making.section(shards.parent / "folder")
-    for index in range(4):
-        place = shards.parent / "folder" / "new" / f"{index}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(making.png(100 + index))
+    folder = making.write_folder(shards.parent / "new", list(map(making.png, range(100, 104))))
     shutil.rmtree(shards)
-    convert(open_images(folder, "train"), shards)
+    convert(open_images(making.section(folder), "train"), shards)
     after = open_images(section(ADDRESS), "train")
     assert name_of(after, 0) == first
     assert sorted(pixel(after[i][0]) for i in range(4)) == [100, 101, 102, 103]

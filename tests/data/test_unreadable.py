@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable
 from multiprocessing import active_children
@@ -15,12 +14,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from solo_ext.config.schema import Augmentation, Batch, RunConfig
+from solo_ext.config.schema import Augmentation, RunConfig
 from solo_ext.core.files import read_jsonl
-from solo_ext.data.batch_augment import BatchAugment
-from solo_ext.data.fixed import eval_batches
 from solo_ext.data.images import class_names, open_images
-from solo_ext.data.loaders import FixedLoader, ResumableLoader, fixed_loader, pretrain_loader
+from solo_ext.data.loaders import (
+    FixedLoader,
+    ResumableLoader,
+    eval_batches,
+    fixed_loader,
+    pretrain_loader,
+)
 from solo_ext.data.reading import (
     MOST_IN_A_ROW,
     Skipping,
@@ -29,9 +32,9 @@ from solo_ext.data.reading import (
     read_sample,
     targets_of,
 )
-from solo_ext.data.views import EpochSampler, FixedViews, SampleKey, TrainingViews
+from solo_ext.data.views import EpochSampler, FixedViews, TrainingViews
 from solo_ext.lab.training.watch import add_lines
-from tests.data.making import same, section
+from tests.data.making import run_of, same, save_image, section
 
 PER_CLASS, BATCH = 8, 4
 SIZE = 3 * PER_CLASS
@@ -40,34 +43,23 @@ BROKEN = (2, 7, 8, 9, 23)
 NEXT = {2: 3, 7: 10, 8: 10, 9: 10, 23: 0}
 
 
-def make_folder(root: Path) -> Path:
-    rng = np.random.default_rng(0)
-    for index in range(SIZE):
-        place = root / "abc"[index // PER_CLASS]
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / f"{index:02d}.png"
-        if index in BROKEN:
-            path.write_bytes(b"no image" if index % 2 else b"")
-        else:
-            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
-    return root
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 images of three classes, five of which cannot be read."""
-    return make_folder(tmp_path_factory.mktemp("images"))
+    root = tmp_path_factory.mktemp("images")
+    for index in range(SIZE):
+        path = root / "abc"[index // PER_CLASS] / f"{index:02d}.png"
+        save_image(path, index, side=8)
+        if index in BROKEN:
+            path.write_bytes(b"no image" if index % 2 else b"")
+    return root
 
 
-def config(folder: Path, policy: str = "skip", workers: int = 0, **data: Any) -> RunConfig:
+def config(folder: Path, policy: str = "skip", workers: int = 0, **given: Any) -> RunConfig:
     chance = {"prob": 0.5}
     augmentation = Augmentation(crop_size=8, num_crops=2, horizontal_flip=chance)  # type: ignore[arg-type]
-    return RunConfig.model_construct(
-        seed=5,
-        data=section(folder, num_workers=workers, unreadable=policy, **data),
-        optimizer=Batch(batch_size=BATCH),
-        augmentations=[augmentation],
-    )
+    data = section(folder, num_workers=workers, unreadable=policy, **given)
+    return run_of(data, BATCH, augmentation)
 
 
 def loader_of(cfg: RunConfig) -> ResumableLoader:
@@ -89,24 +81,6 @@ def test_the_next_readable_sample_stands_in(folder: Path) -> None:
     assert name_of(images, 8) == str(folder / "b" / "08.png")
     with pytest.raises(UnreadableImage, match=r"08\.png"):
         images[8]
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("kind", ["image", "batch", "batch in memory"])
-def test_views_of_a_stand_in(folder: Path, kind: str) -> None:
-    """Index and label are its own, its crops are not those that it has as itself."""
-    cfg = config(folder, augmentation=kind.split()[0], in_memory="memory" in kind)
-    views: Any = loader_of(cfg).dataset
-    keys = [SampleKey(0, i) for i in (7, 8, 9, 10)]
-    if kind != "image":
-        batch = views.__getitems__(keys)
-        assert (batch.indices.tolist(), batch.targets.tolist()) == ([10] * 4, [1] * 4)
-        augment = BatchAugment("custom", cfg.augmentations, 8, 8, cfg.seed)
-        crops = augment(batch.images, augment.draw(batch.epoch, batch.asked.numpy()))[0]
-    else:
-        assert {views[key][::2] for key in keys} == {(10, 1)}
-        crops = torch.stack([views[key][1][0] for key in keys])
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(crops, 2))
 
 
 Batches = list[Any]

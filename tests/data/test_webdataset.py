@@ -6,7 +6,6 @@ How their samples are read and ordered, and how tars are copied, is in ``test_st
 from __future__ import annotations
 
 import gzip
-import io
 import pickle
 import shutil
 import tarfile
@@ -20,8 +19,7 @@ from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError
 from solo_ext.data import shards as sharded
 from solo_ext.data import webdataset
-from solo_ext.data.convert import convert
-from solo_ext.data.images import class_names, images_fingerprint, names_fingerprint, open_images
+from solo_ext.data.images import class_names, images_fingerprint, open_images
 from solo_ext.data.reading import Skipping, targets_of
 from tests.data import making
 from tests.data.test_streaming import ADDRESS, Remote, stand_in
@@ -58,24 +56,11 @@ def levels(images: Any) -> list[int]:
     return [images[i][0].getpixel((0, 0))[0] for i in range(len(images))]
 
 
-def one_tar(folder: Path, *files: tuple[str, bytes]) -> Path:
-    folder.mkdir(exist_ok=True)
-    with tarfile.open(folder / "one.tar", "w") as tar:
-        for name, content in files:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return folder
-
-
 def test_the_images_of_class_folders(tmp_path: Path) -> None:
-    """In the same order, so that they are the same data set; and as shards of MDS."""
-    for level in range(12):
-        file = tmp_path / "folder" / "012"[level // 4] / f"{level:02}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(making.png(level))
-    folder = open_images(making.section(tmp_path / "folder"), "train")
-    samples = [{"cls": b"%d\n" % (i // 4), "png": making.png(i)} for i in range(12)]
+    """In the same order, so that they are the same data set."""
+    files = list(map(making.png, range(12)))
+    folder = open_images(making.section(making.write_folder(tmp_path / "folder", files)), "train")
+    samples = [{"cls": b"ab"[i // 6 : i // 6 + 1] + b"\n", "png": files[i]} for i in range(12)]
     for number in (0, 1):
         own = samples[number * 6 : (number + 1) * 6]
         making.write_tar(tmp_path / "tars" / f"{number}.tar", own)
@@ -85,12 +70,6 @@ def test_the_images_of_class_folders(tmp_path: Path) -> None:
     ]
     assert class_names(images) == class_names(folder)
     assert images.targets.tolist() == targets_of(folder)
-    convert(images, tmp_path / "shards", 500)
-    found: Any = open_images(making.section(tmp_path / "shards", format="streaming"), "train")
-    assert sorted(zip(levels(found), found.targets.tolist(), strict=True)) == [
-        (i, i // 4) for i in range(12)
-    ]
-    assert class_names(found) == class_names(images)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +97,8 @@ def test_files_of_a_sample(tmp_path: Path) -> None:
     """As WebDataset groups them: by the name up to the first dot, one after another."""
     images: Any = open_images(
         section(
-            one_tar(
-                tmp_path / "tars",
+            making.tar_of(
+                tmp_path / "one.tar",
                 ("README", b"no extension"),
                 ("._a.jpg", b"of a Mac"),
                 ("x.y/a.json", b'{"label": 2}'),
@@ -149,8 +128,8 @@ def test_files_of_a_sample(tmp_path: Path) -> None:
 
 
 def test_chosen_files(tmp_path: Path) -> None:
-    path = one_tar(
-        tmp_path / "tars",
+    path = making.tar_of(
+        tmp_path / "one.tar",
         ("a.png", making.png(90)),
         ("a.small.png", making.png(0)),
         ("a.json", b'{"label": 0, "kind": "dog"}'),
@@ -201,28 +180,19 @@ def test_no_image(tmp_path: Path) -> None:
 def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
     """Links, devices and folders; names are not paths, and pickles are not read."""
     (tmp_path / "secret.png").write_bytes(making.png(90))
-    (tmp_path / "tars").mkdir()
-    with tarfile.open(tmp_path / "tars" / "one.tar", "w") as tar:
-        for name, kind in (
-            ("a.png", tarfile.SYMTYPE),
-            ("b.png", tarfile.LNKTYPE),
-            ("c.png", tarfile.CHRTYPE),
-            ("d.png", tarfile.FIFOTYPE),
-            ("e.png", tarfile.DIRTYPE),
+    files = [
+        (f"{name}.{kind}", content)
+        for index, name in enumerate(("../../up", "/etc/passwd", "x" * 5000, "\udcff"))
+        for kind, content in (sample(index) | {"pyd": pickle.dumps(Path), "pth": b"\x80"}).items()
+    ]
+    making.tar_of(tmp_path / "tars" / "one.tar", *files)
+    with tarfile.open(tmp_path / "tars" / "one.tar", "a") as tar:
+        for number, kind in enumerate(
+            (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
         ):
-            member = tarfile.TarInfo(name)
+            member = tarfile.TarInfo(f"{number}.png")
             member.type, member.linkname = kind, str(tmp_path / "secret.png")
             tar.addfile(member)
-        for index, name in enumerate(("../../up", "/etc/passwd", "x" * 5000, "\udcff")):
-            for kind_, content in (
-                ("png", making.png(index)),
-                ("cls", b"0"),
-                ("pyd", pickle.dumps(Path)),
-                ("pth", b"\x80"),
-            ):
-                member = tarfile.TarInfo(f"{name}.{kind_}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
     before = sorted(tmp_path.rglob("*"))
     assert levels(open_images(section(tmp_path / "tars"), "train")) == [0, 1, 2, 3]
     left = {p for p in tmp_path.rglob("*") if p.relative_to(tmp_path).parts[0] != "cache"}
@@ -308,18 +278,28 @@ def test_a_tar_that_is_not_there(tars: Path) -> None:
         open_images(section(tars), "train")
 
 
+FOLDER = "give a folder of .tar files, or `[^`]*`"
+
+
 @pytest.mark.parametrize("unreadable", ["refuse", "skip"])
-def test_none_of_the_tars_is_there(unreadable: str, tars: Path) -> None:
-    """As of a pattern of another kind, which counts as a name."""
-    absent = r"'train-\*.tar' is not there .*; give a folder of .tar files, or `[^`]*`$"
-    with pytest.raises(ConfigError, match=absent):
-        open_images(section(tars / "train-*.tar", unreadable=unreadable), "train")
-
-
-def test_a_file_is_no_folder_of_tars(tars: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("none", f"no such folder; {FOLDER}$"),
+        # A file is no folder of tars.
+        ("list.txt", f"no such folder; {FOLDER}$"),
+        ("empty", f"no .tar in it; {FOLDER}$"),
+        # A pattern of another kind counts as a name.
+        ("train-*.tar", rf"'train-\*.tar' is not there .*; {FOLDER}$"),
+        # Their names alone would fill the memory.
+        ("{0..999999}-{0..999999}.tar", "1,000,000,000,000 tars are named"),
+    ],
+)
+def test_mistakes(name: str, problem: str, unreadable: str, tars: Path) -> None:
     (tars / "list.txt").write_text("train-000.tar")
-    with pytest.raises(ConfigError, match=r"no such folder; give a folder of .tar files"):
-        open_images(section(tars / "list.txt"), "train")
+    (tars / "empty").mkdir()
+    with pytest.raises(ConfigError, match=problem):
+        open_images(section(tars / name, unreadable=unreadable), "train")
 
 
 @pytest.mark.parametrize("name", ["train.tar.gz", "train.tgz", "train.tar.zst"])
@@ -329,12 +309,6 @@ def test_compressed_tars(name: str, tars: Path) -> None:
         with pytest.raises(ConfigError, match=f"'{name}' is compressed as a whole.*plain .tar"):
             open_images(section(path), "train")
     assert levels(open_images(section(tars / "train-{000..002}.tar"), "train")) == list(range(12))
-
-
-def test_no_tars(tmp_path: Path) -> None:
-    for path, problem in ((tmp_path / "none", "no such folder"), (tmp_path, "no .tar in it")):
-        with pytest.raises(ConfigError, match=f"{problem}; give a folder of .tar files"):
-            open_images(section(path), "val")
 
 
 # The index.
@@ -410,12 +384,6 @@ def test_no_tar_is_whole(tars: Path) -> None:
         open_images(section(tars, unreadable="skip"), "train")
 
 
-def test_more_tars_than_anyone_has(tars: Path) -> None:
-    """Their names alone would fill the memory."""
-    with pytest.raises(ConfigError, match="1,000,000,000,000 tars are named"):
-        open_images(section(tars / "{0..999999}-{0..999999}.tar"), "train")
-
-
 @pytest.mark.fault
 def test_a_cache_that_cannot_be_written(tars: Path, cache: Path) -> None:
     """It is not the tars that are at fault."""
@@ -445,7 +413,7 @@ def test_fingerprints(tars: Path, tmp_path: Path) -> None:
     elsewhere = shutil.copytree(tars, tmp_path / "elsewhere", copy_function=shutil.copyfile)
     other = open_images(section(elsewhere), "train")
     assert images_fingerprint(images) == images_fingerprint(other) is not None
-    assert names_fingerprint(images) == names_fingerprint(other)
+    assert images_fingerprint(images, by_name=True) == images_fingerprint(other, by_name=True)
     file = elsewhere / NAMES[0]
     content = bytearray(file.read_bytes())
     # The label of the first.
@@ -453,7 +421,7 @@ def test_fingerprints(tars: Path, tmp_path: Path) -> None:
     content[1536:1537] = b"1"
     file.write_bytes(content)
     changed = open_images(section(elsewhere), "train")
-    assert names_fingerprint(changed) != names_fingerprint(images)
+    assert images_fingerprint(changed, by_name=True) != images_fingerprint(images, by_name=True)
 
 
 def test_what_a_process_is_sent_does_not_grow_with_the_images(tmp_path: Path) -> None:

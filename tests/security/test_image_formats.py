@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from solo_ext.data.reading import UnreadableImage, decode_image, load_image
+from solo_ext.data.reading import UnreadableImage, decode_image, read_file
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -50,7 +50,7 @@ def test_postscript_under_the_name_of_an_image(
         for number in range(24):
             (folder / label / f"{number}.png").write_bytes(POSTSCRIPT)
     with pytest.raises(UnreadableImage, match="it is no image of BMP"):
-        load_image(folder / "0" / "0.png")
+        decode_image(read_file(folder / "0" / "0.png"), "0.png")
     with pytest.raises(UnreadableImage, match="it is no image of BMP"):
         decode_image(POSTSCRIPT, "in.h5:0/0")
     prepared = prepare(make_config("simclr", data={"train_path": str(folder)}))

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from solo_ext.core.files import atomic_write, open_regular
-from solo_ext.data.fixed import eval_mode
+from solo_ext.data.loaders import eval_mode
 
 BatchProgress = Callable[[int, int], object]
 Rows = tuple[Tensor, Tensor]

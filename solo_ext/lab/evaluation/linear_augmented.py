@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import LearningRate, NonNegativeFloat, PositiveInt
-from solo_ext.data.fixed import eval_mode
+from solo_ext.data.loaders import eval_mode
 from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import pooled

@@ -16,7 +16,7 @@ from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose
 from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.images import names_fingerprint, open_images
+from solo_ext.data.images import Split, images_fingerprint, open_images
 from solo_ext.lab.experiments.records import Kind
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Row
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
@@ -209,5 +209,5 @@ def _images(data: str) -> list[str | None]:
     """Digests that identify the training and validation images of a section ``data``."""
     section = Images.model_validate_json(data)
     without = section.val_path is None and section.holdout is None
-    found = [names_fingerprint(open_images(section, "train"))]
-    return found if without else [*found, names_fingerprint(open_images(section, "val"))]
+    splits: list[Split] = ["train"] if without else ["train", "val"]
+    return [images_fingerprint(open_images(section, s), by_name=True) for s in splits]

@@ -30,8 +30,9 @@ from solo_ext.core.errors import (
     logged,
 )
 from solo_ext.core.files import locked, write_text
+from solo_ext.data.folders import ImageFiles
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
-from solo_ext.data.reading import ImageFiles, unwrapped
+from solo_ext.data.reading import unwrapped
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.host.patches import announce, repairs_for, select_for_run
 from solo_ext.lab.evaluation.online import OnlineEvaluation

@@ -16,7 +16,7 @@ import torch
 
 from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.data.images import names_fingerprint
+from solo_ext.data.images import images_fingerprint
 from solo_ext.data.reading import Images
 from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints, settings_of_numbers
 from solo_ext.lab.training.run_state import IN_CHECKPOINT
@@ -39,7 +39,11 @@ def identity(run: RunConfig, images: Images) -> dict[str, Any]:
     1
     """
     config = json.dumps(run.model_dump(), sort_keys=True, default=str)
-    return {"config": config, "images": names_fingerprint(images), "count": len(images)}
+    return {
+        "config": config,
+        "images": images_fingerprint(images, by_name=True),
+        "count": len(images),
+    }
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -9,11 +9,10 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from solo_ext.config.schema import RunConfig
-from solo_ext.data.batch_augment import BatchAugment, ViewDraws
+from solo_ext.data.batch_augment import BatchAugment, MixDraws, ViewDraws, ViewMixer
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.loaders import FixedLoader, ResumableLoader
-from solo_ext.data.mixing import MixDraws, ViewMixer
-from solo_ext.data.raw_batches import RawBatch, RawBatches
+from solo_ext.data.views import RawBatch, RawBatches
 from solo_ext.host.dali_loader import DALILoader
 
 
@@ -52,7 +51,7 @@ class RunData(pl.LightningDataModule):
         self.loader, views = loader, loader.dataset
         self.augment: BatchAugment | None = None
         if isinstance(views, RawBatches):
-            sides = views.pixels.height, views.pixels.width
+            sides = views.height, views.width
             self.augment = BatchAugment(run.data.dataset, run.augmentations, *sides, run.seed)
         self.mixer = None if run.data.mix is None else ViewMixer(run.data.mix, run.seed)
         if val_loader is not None:

@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch.callbacks import LambdaCallback
 
 from solo_ext.core.errors import UserError
-from solo_ext.data.reading import ImageFiles
+from solo_ext.data.folders import ImageFiles
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import ENVIRONMENT, checkpoints
 from tests.lab.training.same_run import assert_same_run, train, train_killed

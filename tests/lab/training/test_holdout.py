@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from solo_ext.config.schema import CommonConfig, Images
-from solo_ext.data.fixed import training_set
 from solo_ext.data.images import files_of, open_images
+from solo_ext.data.loaders import training_set
 from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
