@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,9 +26,9 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.memory.knn import knn_accuracy
 from solo_ext.pretrained.runs import load_pretrained
+from tests.conftest import MakeConfig
 from tests.lab.evaluation.conftest import write_images
 
-MakeConfig = Callable[..., dict[str, Any]]
 KNN = {"k": [1, 3], "temperature": [0.1]}
 
 

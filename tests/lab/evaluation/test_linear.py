@@ -17,12 +17,7 @@ from torch import Tensor, nn
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.evaluation import linear
 from solo_ext.lab.evaluation.features import Features, Rows
-from solo_ext.lab.evaluation.linear import (
-    Linear,
-    LinearSGD,
-    LowShot,
-    _labelled_draw,
-)
+from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot, _labelled_draw
 
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
 

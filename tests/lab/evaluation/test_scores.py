@@ -50,11 +50,7 @@ def by_loop(
         for k in ks:
             hits[k] += any(relevant[j] for j in order[:k])
     count = len(precisions)
-    return (
-        100 * sum(precisions) / count,
-        {k: 100 * hit / count for k, hit in hits.items()},
-        count,
-    )
+    return (100 * sum(precisions) / count, {k: 100 * hit / count for k, hit in hits.items()}, count)
 
 
 def rows(count: int, seed: int, classes: int = 4) -> tuple[Tensor, Tensor]:
