@@ -22,7 +22,7 @@ from torch import Tensor
 from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.lab.training.resume_point import read_state as read_to_resume
+from solo_ext.lab.training.resumption import read_state as read_to_resume
 from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.pretrained.export import export
 from solo_ext.pretrained.exported import load_exported

@@ -56,10 +56,8 @@ class EvalContext:
 
     Attributes:
         cfg: for this evaluation; the one entry of ``augmentations`` is the fixed view.
-        train: training images, all with a label.
-        test: likewise; classes are numbered as in ``train``.
+        train: training images, all with a label; those of ``test`` have the same classes.
         out: folder for pictures; it may not exist yet.
-        ranks: this process among several.
         unreadable: by split, names of images without features, if ``data.unreadable`` is ``skip``.
 
     >>> from PIL import Image
@@ -83,7 +81,6 @@ class EvalContext:
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Names of the C classes by their number."""
         return class_names(self.train)
 
     @cached_property
@@ -107,7 +104,6 @@ class EvalContext:
         return fixed_loader(self.cfg, images, batch_size=self.settings.batch_size)
 
     def report(self, what: str) -> Callable[[int, int], object]:
-        """Progress of one task: a function of the number of batches done and in all."""
         return partial(self.progress, what)
 
     @cached_property
@@ -120,7 +116,6 @@ class EvalContext:
         return Features(train, test, self.class_names)
 
     def about(self) -> dict[str, Any]:
-        """Model and data of the evaluation, for a record."""
         return {
             "run": self.model.name,
             "folder": str(self.model.folder),
@@ -179,11 +174,7 @@ class EvalContext:
         key = {
             "model": self.model.digest,
             "backbone": self.cfg.backbone.model_dump(),
-            "data": {
-                "path": str(self.cfg.data.path(split)),
-                "split": split,
-                "fingerprint": found,
-            },
+            "data": {"path": str(self.cfg.data.path(split)), "split": split, "fingerprint": found},
             "view": {
                 "size": size,
                 "mean": list(mean),
@@ -202,17 +193,10 @@ def open_context(
 ) -> EvalContext:
     """Loads a model, unless it is one, and opens the images that its config names.
 
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> root = Path(tempfile.mkdtemp())
-    >>> for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
-    ...     (root / name).mkdir(parents=True)
-    ...     Image.new("RGB", (8, 8), "red").save(root / name / "1.png")
-    >>> data = {"train_path": str(root / "train"), "val_path": str(root / "val")}
-    >>> settings = EvalRun(data=data, crop_size=8, num_workers=0, out=str(root))
-    >>> context = open_context("pixels", settings)
-    >>> context.features.train[0].shape, context.class_names
-    (torch.Size([2, 192]), ['cat', 'dog'])
+    >>> open_context("pixels", EvalRun(data={"train_path": "nowhere", "val_path": "nowhere"}))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: data.train_path='nowhere': no such folder...
     """
     ranks = _ranks()
     device = _device(settings.device, ranks)
@@ -225,11 +209,10 @@ def open_context(
 def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
     """The config of pretraining with the images and the view of an evaluation.
 
-    >>> own, other = ({"train_path": f"{name}/train", "val_path": f"{name}/val"} for name in "ab")
-    >>> trained = open_model("pixels", EvalRun(data=own)).cfg
-    >>> cfg = evaluation_config(trained, EvalRun(data=other, crop_size=64))
+    >>> settings = EvalRun(data={"train_path": "train", "val_path": "val"}, crop_size=64)
+    >>> cfg = evaluation_config(open_model("pixels", settings).cfg, settings)
     >>> cfg.data.path("val"), cfg.augmentations[0].crop_size
-    ('b/val', 64)
+    ('val', 64)
     """
     data = trained.data.model_dump()
     given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
@@ -267,19 +250,17 @@ def _images(cfg: CommonConfig) -> tuple[Images, Images]:
             "the run was trained without labels, and an evaluation needs some",
             "give class folders with data.train_path=... data.val_path=...",
         )
-    train, test = (
-        labelled_images(open_images(data, split), f"data.{split}_path", data.path(split))
-        for split in SPLITS
-    )
+    train, test = (labelled_images(open_images(data, split), data, split) for split in SPLITS)
     if data.dataset not in STATISTICS:
         same_classes(train, test, str(data.val_path))
     return train, test
 
 
-def labelled_images(images: Images, key: str, path: str | None) -> Images:
+def labelled_images(images: Images, data: ImagesSection, split: Split) -> Images:
     """Leaves out images without a label, as STL-10 has them; refuses if none has one.
 
-    >>> images = labelled_images([("a", 2), ("b", -1), ("c", 0)], "data.val_path", "val")
+    >>> data = ImagesSection(dataset="custom", val_path="val")
+    >>> images = labelled_images([("a", 2), ("b", -1), ("c", 0)], data, "val")
     >>> [images[index] for index in range(len(images))]
     [('a', 2), ('c', 0)]
     """
@@ -288,8 +269,8 @@ def labelled_images(images: Images, key: str, path: str | None) -> Images:
         return images
     if not kept:
         raise ConfigError(
-            key,
-            path,
+            f"data.{split}_path",
+            data.path(split),
             f"none of its {len(images)} images has a label, and an evaluation needs some",
             "give class folders with data.train_path=... data.val_path=...",
         )
@@ -303,12 +284,8 @@ def same_classes(train: Images, val: Images, val_path: str) -> None:
 
     The last classes may be missing in validation, because that changes no number.
 
-    Raises:
-        ConfigError: a class that training does not have, or a missing class before others.
-
     >>> from types import SimpleNamespace
-    >>> train = SimpleNamespace(classes=["cat", "dog"])
-    >>> val = SimpleNamespace(classes=["cat", "fox"])
+    >>> train, val = (SimpleNamespace(classes=["cat", other]) for other in ("dog", "fox"))
     >>> same_classes(train, val, "val")
     Traceback (most recent call last):
         ...

@@ -1,22 +1,129 @@
-"""Evaluates a finished run with one protocol."""
+"""All protocols by name: one of them on one data set, or several on several (``transfer``)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import create_model
+from annotated_types import MinLen
+from pydantic import Field, create_model
 
 from solo_ext.config.check import validated
+from solo_ext.config.schema import Format, Free, HuggingFace, Streaming
 from solo_ext.core.errors import ConfigError, nearest
-from solo_ext.lab.evaluation.context import Progress, open_context
+from solo_ext.core.types import Section
+from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
+from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot
 from solo_ext.lab.evaluation.models import EvalRun
-from solo_ext.lab.evaluation.protocol import Protocol, measure
-from solo_ext.lab.evaluation.transfer import ON_ONE_DATA_SET, Transfer
+from solo_ext.lab.evaluation.pictures import FeatureMap, Neighbors
+from solo_ext.lab.evaluation.protocol import Protocol, Row, files_of, measure, protocols_of
+from solo_ext.lab.evaluation.scores import KNN, Clusters, FeatureSpace, Retrieval
+from solo_ext.lab.evaluation.supervised import Finetune, LinearAugmented
 
-PROTOCOLS: dict[str, type[Protocol]] = {**ON_ONE_DATA_SET, "transfer": Transfer}
+_ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
+    "knn": KNN,
+    "linear": Linear,
+    "linear_sgd": LinearSGD,
+    "lowshot": LowShot,
+    "clustering": Clusters,
+    "retrieval": Retrieval,
+    "geometry": FeatureSpace,
+    "linear_augmented": LinearAugmented,
+    "finetune": Finetune,
+    "map": FeatureMap,
+    "neighbors": Neighbors,
+}
+"""Protocols that can measure each data set, in the order of the report."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$")]
+_ABOUT = ("dataset", "classes", "train", "test", "files")
+
+
+class TransferData(Section):
+    """Another data set; by default its settings are those of the evaluation's images.
+
+    >>> TransferData(train_path="flowers/train", val_path="flowers/val").format is None
+    True
+    """
+
+    train_path: str
+    val_path: str
+    format: Format | None = None
+    huggingface: HuggingFace | None = None
+    streaming: Streaming | None = None
+
+
+class Transfer(Protocol):
+    """Settings of ``eval transfer``: protocols on several data sets, in one table.
+
+    ``settings`` are those of the protocols, by protocol and name.
+
+    >>> flowers = {"train_path": "flowers/train", "val_path": "flowers/val"}
+    >>> Transfer(datasets={"flowers": flowers}, protocols=["knn"]).settings
+    {}
+    """
+
+    title: ClassVar[str] = "Transfer to other data sets"
+    by_default: ClassVar[bool] = False
+    # The run's own images are not used; its protocols check the data sets.
+    needs_every_image: ClassVar[bool] = False
+
+    datasets: Annotated[dict[Name, TransferData], MinLen(1)]
+    protocols: Annotated[list[str], MinLen(1)] = ["linear", "knn"]
+    settings: dict[str, Free] = {}
+
+    def depends_on(self, context: EvalContext) -> list[str | None]:
+        return [found for o in self._contexts(context).values() for found in o.fingerprints]
+
+    def run(self, context: EvalContext) -> list[Row]:
+        """A row per data set, with the headlines of the protocols; of several, their means last."""
+        measured = protocols_of(_ON_ONE_DATA_SET, self.protocols, self.settings, "settings")
+        # Open all data sets before measuring the first, so that a wrong path is found at once.
+        contexts = self._contexts(context)
+        # pop() frees the features of a data set before those of the next are extracted.
+        rows = [_row(name, contexts.pop(name), measured) for name in self.datasets]
+        if len(rows) > 1:
+            # Few-label amounts may exceed one of the data sets.
+            names = [k for k in rows[0] if k not in _ABOUT and all(k in row for row in rows)]
+            means = {k: sum(row[k] for row in rows) / len(rows) for k in names}
+            rows.append({**dict.fromkeys(_ABOUT, ""), "dataset": "mean", **means, "files": []})
+        keys = dict.fromkeys(k for row in rows for k in row)
+        if not any(row["files"] for row in rows):
+            del keys["files"]
+        return [{k: row.get(k) for k in keys} for row in rows]
+
+    @classmethod
+    def headline(cls, rows: list[Row]) -> dict[str, float]:
+        """Numbers of the last row: the means, or those of the only data set."""
+        # A table has empty cells where one data set cannot be measured like the others.
+        given = {k: v for k, v in rows[-1].items() if k not in _ABOUT and v is not None}
+        return {k: float(v) for k, v in given.items()}
+
+    def _contexts(self, context: EvalContext) -> dict[str, EvalContext]:
+        """By data set; each has a folder, so that pictures and weights are not overwritten."""
+        found = {}
+        for name, given in self.datasets.items():
+            own = {key: value for key, value in given if value is not None}
+            data = context.settings.data.model_copy(update=own)
+            found[name] = context.on(data, context.out / "transfer" / name)
+        return found
+
+
+def _row(name: str, context: EvalContext, measured: Mapping[str, Protocol]) -> Row:
+    numbers: Row = {}
+    files: list[str] = []
+    for key, protocol in measured.items():
+        found = measure(protocol, context)
+        numbers |= {f"{key}_{k}": v for k, v in protocol.headline(found).items()}
+        files += [f"transfer/{name}/{file}" for file in files_of(found)]
+    # Count last: unreadable images are only found during the extraction.
+    counted = {split: context.about()[split]["images"] for split in ("train", "test")}
+    classes = len(context.class_names)
+    return {"dataset": name, "classes": classes, **counted, **numbers, "files": files}
+
+
+PROTOCOLS: dict[str, type[Protocol]] = {**_ON_ONE_DATA_SET, "transfer": Transfer}
 """Protocols by their name on the command line, in the order of the report."""
 SUITE = "suite"
 """Name for several protocols with one report, used instead of a protocol's."""

@@ -33,22 +33,15 @@ class Features:
     """Frozen features (n, D) and classes (n,) of both splits, finite, and names of C classes.
 
     >>> rows = torch.ones(6, 16), torch.tensor([0, 0, 1, 1, 2, 2])
-    >>> features = Features(rows, rows, ["cat", "dog", "fox"])
-    >>> features.num_classes, features.to("cpu").test[0].shape
-    (3, torch.Size([6, 16]))
+    >>> Features(rows, rows, ["cat", "dog", "fox"]).to("cpu").test[0].shape
+    torch.Size([6, 16])
     """
 
     train: Rows
     test: Rows
     class_names: Sequence[str]
 
-    @property
-    def num_classes(self) -> int:
-        """C."""
-        return len(self.class_names)
-
     def to(self, device: str) -> Features:
-        """The same on a device."""
         train, test = ((x.to(device), y.to(device)) for x, y in (self.train, self.test))
         return Features(train, test, self.class_names)
 
@@ -61,8 +54,6 @@ def extract_features(
     progress: BatchProgress | None = None,
 ) -> Rows:
     """Runs a backbone in eval mode over a loader and collects its outputs and the targets.
-
-    The mode of every submodule is restored afterwards, also after an error.
 
     Args:
         backbone: images (B, C, H, W) to (B, D), or to (B, D, H, W), of which the mean is taken.
@@ -80,7 +71,7 @@ def extract_features(
     """
     stream = feature_batches(backbone, loader, device=device, progress=progress)
     features, targets = (torch.cat(column) for column in zip(*stream, strict=True))
-    refuse_non_finite(features)
+    _refuse_non_finite(features)
     return features, targets
 
 
@@ -95,11 +86,11 @@ def feature_batches(
 ) -> Generator[Rows]:
     """The batches of :func:`extract_features` one by one, in fp32.
 
-    Close the generator or run it to its end, so that the modes of the backbone are restored.
+    Close the generator or run it to its end: it then restores the mode of every submodule.
 
-    >>> batches = [(torch.ones(4, 3, 8, 8), torch.arange(4)), (torch.ones(2, 3, 8, 8), [4, 5])]
-    >>> [(tuple(x.shape), y.tolist()) for x, y in feature_batches(nn.Identity(), batches)]
-    [((4, 3), [0, 1, 2, 3]), ((2, 3), [4, 5])]
+    >>> batches = [(torch.ones(4, 3, 8, 8), torch.arange(4))]
+    >>> [tuple(features.shape) for features, _ in feature_batches(nn.Identity(), batches)]
+    [(4, 3)]
     """
     backbone.to(device)
     with eval_mode(backbone):
@@ -129,14 +120,7 @@ def pooled(output: Tensor, rows: int) -> Tensor:
     return features if features.ndim == 2 else features.mean(dim=(2, 3))
 
 
-def refuse_non_finite(features: Tensor) -> None:
-    """Refuses features (n, D) with infinities or NaN by a ``ValueError``.
-
-    >>> refuse_non_finite(torch.tensor([[1.0, 2.0], [0.0, torch.inf]]))
-    Traceback (most recent call last):
-        ...
-    ValueError: 1 of 2 rows of features are not finite; check the weights of the backbone ...
-    """
+def _refuse_non_finite(features: Tensor) -> None:
     broken = int((~features.isfinite().all(dim=1)).sum())
     if broken:
         raise ValueError(
@@ -148,8 +132,8 @@ def refuse_non_finite(features: Tensor) -> None:
 class Ranks(NamedTuple):
     """This process among those that extract the same features.
 
-    >>> Ranks(rank=1, world=4), ALONE
-    (Ranks(rank=1, world=4), Ranks(rank=0, world=1))
+    >>> Ranks()
+    Ranks(rank=0, world=1)
     """
 
     rank: int = 0
@@ -182,11 +166,7 @@ class FeatureStore:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        key: Mapping[str, Any],
-        count: int,
-        rows_per_file: int = 8192,
+        self, folder: Path, key: Mapping[str, Any], count: int, rows_per_file: int = 8192
     ) -> None:
         whole = {**key, "images": count, "version": VERSION}
         text = json.dumps(whole, sort_keys=True, indent=1)
@@ -202,15 +182,11 @@ class FeatureStore:
         self._table: Rows | None = None
 
     def features(self, batches: Batches, ranks: Ranks = ALONE) -> Rows:
-        """Reads the features; missing ones are extracted and stored.
+        """Reads the features (count, D) and targets (count,); extracts and stores missing ones.
 
-        Memory for all rows is allocated once. Several processes take the files in turns, and the
-        first of them reads what the others wrote, or does what they have not done by then: they
-        share the folder and nothing else.
-
-        Returns:
-            Features (count, D) and targets (count,), int64, on the CPU; processes other than the
-            first get no rows.
+        Several processes take the files in turns, and the first of them reads what the others
+        wrote, or does what they have not done by then: they share the folder and nothing else, and
+        only the first gets rows.
 
         Raises:
             ValueError: features are not finite, or ``batches`` gives too few of them.
@@ -228,7 +204,6 @@ class FeatureStore:
         return self._table or (torch.empty(0, 0), torch.empty(0).long())
 
     def _fill(self, files: Sequence[Path], batches: Batches) -> None:
-        """Reads files into the table; those that are missing or damaged are extracted."""
         missing = []
         for file in files:
             if (rows := self._read(file)) is None:
@@ -268,7 +243,7 @@ class FeatureStore:
                 waiting, held = [(features[size:], targets[size:])], held - size
 
     def _save(self, file: Path, features: Tensor, targets: Tensor) -> None:
-        refuse_non_finite(features)
+        _refuse_non_finite(features)
         tensors = {"features": features, "targets": targets}
         about = {"key": self.digest, "sha256": _sha256(features, targets)}
         try:
@@ -276,8 +251,7 @@ class FeatureStore:
             atomic_write(file, lambda path: save_file(tensors, path, about))
         except OSError as error:
             # Every rank warns: rank 0 does again what only this rank could not write.
-            said = f"features are not stored in {str(self.place)!r}: {error}"
-            warnings.warn(said, stacklevel=2)
+            warnings.warn(f"features are not stored in {str(self.place)!r}: {error}", stacklevel=2)
 
     def _read(self, file: Path) -> Rows | None:
         """The rows of a file; ``None`` if it is missing, damaged, or of another set."""

@@ -22,12 +22,7 @@ from solo_ext.core.distributed import propagate_rank_errors, rank, rank_barrier,
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import Images
-from solo_ext.lab.evaluation.context import (
-    SPLITS,
-    EvalContext,
-    evaluation_config,
-    labelled_images,
-)
+from solo_ext.lab.evaluation.context import EvalContext, evaluation_config, labelled_images
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 from solo_ext.lab.evaluation.features import Features, extract_features
 from solo_ext.lab.evaluation.models import EvalRun, Model
@@ -45,15 +40,11 @@ class OnlineEvaluation(Callback):
     It measures before training, every n epochs and after the last one, as ``solo-ext eval`` does;
     the state of training, random generators included, is not changed. Rank 0 measures alone.
     Images without a label are left out. Pictures and weights go to ``<out>/epoch-<n>``.
-
-    Raises:
-        ConfigError: a setting that a protocol does not have or lacks, or no images to evaluate on;
-            before training, a protocol that needs all images although unreadable ones are skipped.
     """
 
     def __init__(self, run: RunConfig, train: Images, val: Images | None, out: Path) -> None:
-        self.run, self.out, given = run, out, run.online_eval
-        self.every_n_epochs = given.every_n_epochs
+        self.run, self.out = run, out
+        given, self.every_n_epochs = run.online_eval, run.online_eval.every_n_epochs
         if val is None or run.data.no_labels:
             raise ConfigError(
                 "online_eval.every_n_epochs",
@@ -61,12 +52,11 @@ class OnlineEvaluation(Callback):
                 "there are no labelled images to evaluate on",
                 "give data.val_path and class folders, or set it to 0",
             )
-        settings = "online_eval.settings"
-        self.protocols = protocols_of(PROTOCOLS, given.protocols, given.settings, settings)
-        self.train, self.val = (
-            labelled_images(images, f"data.{split}_path", run.data.path(split))
-            for images, split in zip((train, val), SPLITS, strict=True)
+        self.protocols = protocols_of(
+            PROTOCOLS, given.protocols, given.settings, "online_eval.settings"
         )
+        self.train = labelled_images(train, run.data, "train")
+        self.val = labelled_images(val, run.data, "val")
         self.loaders = fixed_loader(run, self.train), fixed_loader(run, self.val)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -93,12 +83,12 @@ class OnlineEvaluation(Callback):
             for name, protocol in self.protocols.items():
                 found = protocol.headline(measure(protocol, context))
                 numbers |= {f"online_{name}_{k}": v for k, v in found.items()}
-            # transfer stores features of its data sets, but these weights will not come again.
+            # transfer stores features of its data sets, of no use later either.
             shutil.rmtree(context.out / "features", ignore_errors=True)
         return numbers
 
     def _context(self, pl_module: pl.LightningModule, epoch: int) -> EvalContext:
-        """Context of the current backbone, whose features are kept only in memory."""
+        """The features are kept only in memory: these weights will not come again."""
         backbone: Any = pl_module.backbone
         width: Any = pl_module.features_dim
         device, out = str(pl_module.device), self.out / f"epoch-{epoch}"
@@ -125,18 +115,8 @@ def on_first(work: Callable[[], T], device: torch.device) -> T | None:
     """Runs ``work`` on rank 0 while the other ranks wait, however long it takes.
 
     In a collective they would run into the process group's timeout. Instead they wait for a key of
-    its store, which rank 0 sets when it is done.
-
-    Args:
-        work: must not use collectives.
-        device: one that the process group can send from.
-
-    Returns:
-        What ``work`` returned on rank 0, ``None`` elsewhere.
-
-    Raises:
-        RankError: another rank failed within :func:`propagate_rank_errors` before it got here.
-        UserError: instead, if its error is a UserError.
+    its store, which rank 0 sets when it is done, and return ``None``. ``work`` must not use
+    collectives; the process group can send from ``device``.
 
     >>> on_first(lambda: 87.5, torch.device("cpu"))
     87.5

@@ -23,11 +23,6 @@ the report embeds; ``saved``: file name of weights; ``files``: paths of further 
 class Protocol(Section):
     """Settings of a protocol, and how it measures a backbone on a data set.
 
-    Attributes:
-        title: its name in tables.
-        by_default: whether the suite runs it without being asked.
-        needs_every_image: whether it cannot go without unreadable images.
-
     >>> class Parameters(Protocol):
     ...     title = "Size"
     ...     def run(self, context):
@@ -37,7 +32,9 @@ class Protocol(Section):
     """
 
     title: ClassVar[str]
+    """Its name in tables."""
     by_default: ClassVar[bool] = True
+    """Whether the suite runs it without being asked."""
     # The next readable image stands in for a skipped one, and would be shown or trained on twice.
     needs_every_image: ClassVar[bool] = True
 
@@ -58,13 +55,12 @@ class Protocol(Section):
 class FeatureProtocol(Protocol):
     """A protocol on frozen features, which are extracted once for all of them.
 
-    >>> class Length(FeatureProtocol):
-    ...     title = "Mean length"
+    >>> class Count(FeatureProtocol):
+    ...     title = "Number of images"
     ...     def measure(self, features):
-    ...         return [{"length": features.test[0].norm(dim=1).mean().item()}]
-    >>> rows = torch.ones(2, 4), torch.tensor([0, 1])
-    >>> Length().measure(Features(rows, rows, ["cat", "dog"]))
-    [{'length': 2.0}]
+    ...         return [{"images": len(features.test[0])}]
+    >>> Count.needs_every_image
+    False
     """
 
     needs_every_image: ClassVar[bool] = False
@@ -80,15 +76,12 @@ class FeatureProtocol(Protocol):
 def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
     """Runs one protocol; if there are several processes, only the first gets rows.
 
-    Raises:
-        UserError: settings, images or a backbone that the protocol does not allow.
-
     >>> from types import SimpleNamespace
-    >>> from solo_ext.lab.evaluation.features import ALONE
-    >>> from solo_ext.lab.evaluation.knn import KNN
+    >>> from solo_ext.lab.evaluation.features import Ranks
+    >>> from solo_ext.lab.evaluation.scores import KNN
     >>> rows = torch.eye(4), torch.arange(4)
     >>> features = Features(rows, rows, list("abcd"))
-    >>> context = SimpleNamespace(features=features, device="cpu", ranks=ALONE)
+    >>> context = SimpleNamespace(features=features, device="cpu", ranks=Ranks())
     >>> measure(KNN(k=[1], temperature=[0.1]), context)
     [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}]
     """
@@ -114,7 +107,7 @@ def protocols_of(
     Raises:
         ConfigError: an unknown protocol, a wrong setting, or settings of one that is not named.
 
-    >>> from solo_ext.lab.evaluation.knn import KNN
+    >>> from solo_ext.lab.evaluation.scores import KNN
     >>> protocols_of({"knn": KNN}, ["knn"], {"knn": {"k": [5]}}, "online_eval.settings")
     {'knn': KNN(k=[5], temperature=[0.07, 0.1])}
     """

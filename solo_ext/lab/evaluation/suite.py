@@ -61,11 +61,8 @@ def evaluate_suite(
 
     Returns:
         The record: what was evaluated, on what, ``entries``, one for each protocol of this and of
-        earlier calls, and ``failed``, those of this call. Of several processes, all but the first
-        only extract features and have no entries.
-
-    Raises:
-        UserError: wrong settings, a path that is no run, or a folder that cannot be written.
+        earlier calls, and ``failed``, those of this call. All but the first of several processes
+        have no entries.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -93,9 +90,6 @@ def evaluate_suite(
 
 def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str, Protocol]]:
     """Settings that all protocols share, and those of the ones to run, in the registry's order.
-
-    Raises:
-        ConfigError: unknown protocol or key, a missing key, or an invalid value.
 
     >>> read_suite_settings({"protocols": ["geometry", "knn"], "knn": {"k": [5]}})[1]
     {'knn': KNN(k=[5], temperature=[0.07, 0.1]), 'geometry': FeatureSpace(split='test', ...)}
@@ -226,6 +220,9 @@ class _Suite:
 
     def _write(self, chosen: Mapping[str, Protocol]) -> dict[str, Any]:
         """Writes the record, merged with what other calls have written meanwhile."""
+        device = self.context.device
+        where = torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
+        packages = {name: version(name) for name in _PACKAGES}
         with locked(self.folder / f".{RECORD}.lock"):
             known = {**self._earlier(), **self.measured}
             entries = [known[name] for name in PROTOCOLS if name in known]
@@ -233,7 +230,7 @@ class _Suite:
             record = {
                 "base": self.base,
                 **self.context.about(),
-                "environment": _environment(self.context.device),
+                "environment": {"solo_ext": __version__, **packages, "device": where},
                 # Failures of earlier calls stay in the entries, but not in this list.
                 "failed": [name for name in failed if name in chosen],
                 "entries": entries,
@@ -251,12 +248,6 @@ def _known(fingerprints: Sequence[str | None]) -> list[str]:
 def _digest(content: Any) -> str:
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _environment(device: str) -> dict[str, str]:
-    where = torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
-    packages = {name: version(name) for name in _PACKAGES}
-    return {"solo_ext": __version__, **packages, "device": where}
 
 
 def _render_suite(record: Mapping[str, Any], folder: Path) -> str:

@@ -1,56 +1,68 @@
-"""What ``linear_augmented`` and ``finetune`` share: training on the images with their labels."""
+"""Protocols that train with labels on augmented views: linear classifiers, or the whole network."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from annotated_types import Gt, Le, Lt, MinLen
 from lightning.pytorch.utilities.seed import isolate_rng
 from safetensors.torch import save_file
+from timm.data import Mixup  # type: ignore[attr-defined]
+from timm.models import group_parameters  # type: ignore[attr-defined]
+from timm.optim import (  # type: ignore[attr-defined]
+    param_groups_layer_decay,
+    param_groups_weight_decay,
+)
 from timm.scheduler import CosineLRScheduler  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchvision.models import ResNet
 
 from solo_ext import __version__
 from solo_ext.config.schema import Augmentation, Chance, Seed, View
 from solo_ext.core.draws import mix
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import atomic_write, refuse_link
-from solo_ext.core.types import PositiveInt
-from solo_ext.data.loaders import ResumableLoader
+from solo_ext.core.types import LearningRate, NonNegativeFloat, PositiveInt, ProbabilityBelowOne
+from solo_ext.data.loaders import ResumableLoader, eval_mode
+from solo_ext.data.reading import targets_of
 from solo_ext.data.transforms import pretrain_transform
 from solo_ext.data.views import EpochSampler, TrainingViews
 from solo_ext.lab.evaluation.context import EvalContext
-from solo_ext.lab.evaluation.protocol import Protocol, Row
+from solo_ext.lab.evaluation.features import pooled
+from solo_ext.lab.evaluation.linear import holdout_mask
+from solo_ext.lab.evaluation.protocol import Protocol, Row, accuracies
 
-BASE_BATCH = 256
+_BASE_BATCH = 256
 """Rates are given for this batch size and scaled by batch / 256, as in solo-learn."""
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Mean loss of indices (B,), views (B, 3, H, W) and targets (B,)."""
 _DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_RESNET = {"stem": r"^conv1|bn1", "blocks": r"^layer(\d+)\.(\d+)"}
+"""How torchvision's ResNets are grouped into layers; they have timm's names but do not say it."""
 
 
 class SupervisedProtocol(Protocol):
-    """Base of the protocols that train on augmented views; by default random crops and flips.
+    """Base of the two; by default views are random crops and flips.
 
-    Attributes:
-        file: name of the file with the weights that ``save`` writes.
-
-    >>> from solo_ext.lab.evaluation.finetune import Finetune
     >>> Finetune().augmentation.horizontal_flip, SupervisedProtocol.by_default
     (Chance(prob=0.5), False)
     """
 
     by_default: ClassVar[bool] = False
     file: ClassVar[str]
+    """Name of the file with the weights that ``save`` writes."""
 
     epochs: PositiveInt
     batch_size: PositiveInt = 256
@@ -64,20 +76,15 @@ class SupervisedProtocol(Protocol):
         """Trains; returns the row, and the module to save."""
 
     def run(self, context: EvalContext) -> list[Row]:
-        """One row: ``acc1`` and ``acc5`` after the last epoch, and what the training says.
-
-        Raises:
-            UserError: settings that do not fit, or the training diverged.
-        """
+        """One row: ``acc1`` and ``acc5`` after the last epoch, and what the training says."""
         row, module = self.trained(context)
         if self.save:
             tensors = {k: v.cpu().contiguous() for k, v in module.state_dict().items()}
-            about = {
-                "backbone": context.cfg.backbone.model_dump(),
-                "classes": context.class_names,
+            metadata = {
+                "backbone": json.dumps(context.cfg.backbone.model_dump()),
+                "classes": json.dumps(context.class_names),
             }
             context.out.mkdir(parents=True, exist_ok=True)
-            metadata = {k: json.dumps(v) for k, v in about.items()}
             save_file(tensors, refuse_link(context.out / self.file), metadata)
             row["saved"] = self.file
         self.checkpoint(context).unlink(missing_ok=True)
@@ -125,7 +132,6 @@ class SupervisedProtocol(Protocol):
         )
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """Mixed precision inside the block, with Lightning's names."""
         mixed = self.precision != "32-true"
         return torch.autocast(device.type, dtype=_DTYPES.get(self.precision), enabled=mixed)
 
@@ -145,17 +151,17 @@ class SupervisedProtocol(Protocol):
         Random numbers come from (seed, epoch), so that training in parts gives the same result.
         Rates follow :func:`_cosine_schedule`. With ``heads_only`` the module has linear classifiers
         alone, some of which may diverge. Returns the mean loss of the last epoch.
-
-        Raises:
-            UserError: loss or weights of an epoch are not finite.
         """
         device, steps, progress = context.device, len(loader), context.report(self.title)
         schedule = _cosine_schedule(optimizer, steps * self.epochs, round(steps * warmup_epochs))
         scaled = self.precision == "16-mixed" and not heads_only
         scaler = torch.amp.GradScaler(torch.device(device).type, enabled=scaled)
         first, mean, checkpoint = 0, float("nan"), self.checkpoint(context)
-        state = _loaded(checkpoint)
-        if state is not None:
+        state: dict[str, Any] = {}
+        # torch raises many types of error for a damaged file; the training then starts anew.
+        with contextlib.suppress(Exception):
+            state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        if state:
             module.load_state_dict(state["module"])
             optimizer.load_state_dict(state["optimizer"])
             scaler.load_state_dict(state["scaler"])
@@ -164,7 +170,7 @@ class SupervisedProtocol(Protocol):
             loader.order.set_epoch(epoch)
             module.train()
             total = torch.zeros((), device=device)
-            with seeded(mix(self.seed, epoch)):
+            with _seeded(mix(self.seed, epoch)):
                 for step, (indices, (views,), targets) in enumerate(loader, start=epoch * steps):
                     schedule.step_update(step)
                     optimizer.zero_grad()
@@ -183,21 +189,16 @@ class SupervisedProtocol(Protocol):
                     f"the loss or the weights of epoch {epoch + 1} are not finite; take a smaller "
                     "lr, or longer warmup_epochs",
                 )
-            held: dict[str, Any] = {"module": module, "optimizer": optimizer, "scaler": scaler}
-            state = {name: part.state_dict() for name, part in held.items()}
-            state |= {"epochs": epoch + 1, "loss": mean}
+            state = {
+                "module": module.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scaler": scaler.state_dict(),
+                "epochs": epoch + 1,
+                "loss": mean,
+            }
             context.out.mkdir(parents=True, exist_ok=True)
             atomic_write(checkpoint, functools.partial(torch.save, state))
         return mean
-
-
-def _loaded(checkpoint: Path) -> dict[str, Any] | None:
-    try:
-        state: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except Exception:
-        # torch raises many types of error for a damaged file; the training then starts anew.
-        return None
-    return state
 
 
 def _cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
@@ -214,17 +215,234 @@ def _cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
     )
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds torch and numpy, which timm's Mixup uses, and restores both afterwards.
-
-    >>> with seeded(0):
-    ...     first = torch.rand(3)
-    >>> with seeded(0):
-    ...     torch.equal(torch.rand(3), first)
-    True
-    """
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds torch and numpy, which timm's Mixup uses, and restores both afterwards."""
     with isolate_rng(include_cuda=torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         yield
+
+
+class LinearAugmented(SupervisedProtocol):
+    """Settings of ``eval linear_augmented``: SGD on augmented views, with a frozen backbone.
+
+    Momentum 0.9, a cosine schedule to 0, ``weight_decay`` of weights and biases. Every rate of
+    ``lr``, given for a batch of 256, has two classifiers on the same features: the first is trained
+    on all images, the second without those held out. The rate is chosen whose second classifier is
+    best on the fixed views of the held-out images, on a tie the smallest; its first is tested.
+
+    >>> LinearAugmented(epochs=10, lr=[0.1, 1.0]).batch_size
+    256
+    """
+
+    title: ClassVar[str] = "Linear probe, SGD on augmented views"
+    file: ClassVar[str] = "linear_augmented.safetensors"
+
+    epochs: PositiveInt = 100
+    lr: Annotated[list[LearningRate], MinLen(1)] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
+    weight_decay: NonNegativeFloat = 0.0
+    holdout: Annotated[float, Gt(0), Lt(1)] = 0.1
+
+    def trained(self, context: EvalContext) -> tuple[Row, nn.Module]:
+        rates, width = sorted(self.lr), context.model.features_dim
+        targets = torch.as_tensor(targets_of(context.train))
+        held = holdout_mask(targets.numpy(), self.holdout, self.seed)
+        if len(rates) > 1 and not bool(held.any()):
+            raise ConfigError(
+                "lr",
+                self.lr,
+                "no class has two training images, so none can be held out to choose a rate",
+                "give one rate",
+            )
+        loader, backbone = self.loader(context), context.backbone().to(context.device)
+        scaled = [rate * self.batch_size / _BASE_BATCH for rate in rates]
+        if len(rates) > 1:
+            scaled *= 2
+        with _seeded(self.seed):
+            heads = nn.ModuleList(nn.Linear(width, len(context.class_names)) for _ in scaled)
+        for parameter in heads.parameters():
+            # Cross-entropy is convex in a linear classifier, so all may start at zero.
+            nn.init.zeros_(parameter)
+        heads.to(context.device)
+        final, choosing = heads[: len(rates)], heads[len(rates) :]
+        groups = [{"params": h.parameters(), "lr": r} for h, r in zip(heads, scaled, strict=True)]
+        optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=self.weight_decay)
+
+        def loss(indices: Tensor, views: Tensor, targets: Tensor) -> Tensor:
+            with torch.no_grad(), eval_mode(backbone), self.autocast(views.device):
+                features = pooled(backbone(views), len(views))
+            total = features.new_zeros(())
+            for head in final:
+                total = total + F.cross_entropy(head(features), targets)
+            seen = (~held[indices]).to(features)
+            for head in choosing:
+                own = F.cross_entropy(head(features), targets, reduction="none")
+                total = total + (own * seen).sum() / seen.sum().clamp_min(1)
+            return total
+
+        self.train(context, loader, heads, optimizer, loss, heads_only=True)
+        heads.cpu()
+        (x, y), (x_test, y_test) = context.features.train, context.features.test
+        chosen, about = 0, {}
+        with torch.no_grad():
+            if choosing:
+                rows = x[held].float()
+                scores = [accuracies(head(rows), y[held])["acc1"] for head in choosing]
+                chosen = scores.index(max(scores))
+                shown = (f"{r:g}: {s:.2f}" for r, s in zip(rates, scores, strict=True))
+                about = {"held_out": ", ".join(shown)}
+            logits = final[chosen](x_test.float())
+        if not bool(logits.isfinite().all()):
+            problem = "the answers of the classifiers are not finite; take smaller ones"
+            raise self.diverged(context, f"lr={self.lr}: {problem}")
+        found = accuracies(logits, y_test)
+        return {**found, "lr": rates[chosen], "epochs": self.epochs, **about}, final[chosen]
+
+
+class Classifier(nn.Module):
+    """Logits ``W pool(backbone(x)) + b``, (B, C), of images (B, 3, H, W), with fp32 features.
+
+    W starts at normal weights of deviation 0.01, b at zero.
+
+    >>> model = Classifier(nn.Conv2d(3, 16, 3), 16, 10)
+    >>> model(torch.ones(4, 3, 8, 8)).shape
+    torch.Size([4, 10])
+    """
+
+    def __init__(self, backbone: nn.Module, features_dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(features_dim, num_classes)
+        nn.init.normal_(self.head.weight, std=0.01)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(pooled(self.backbone(x), len(x)))
+        return logits
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """Maps a parameter's name to the number of its layer, in timm's interface."""
+        # timm groups a whole model, with a classifier after the backbone.
+        named = [
+            *self.backbone.named_parameters(),
+            *((f"head.{n}", p) for n, p in self.head.named_parameters()),
+        ]
+        whole: Any = SimpleNamespace(named_parameters=lambda: iter(named))
+        layers: dict[str, int] = group_parameters(whole, self._matcher(), reverse=True)
+        found = {n if n.startswith("head.") else f"backbone.{n}": i for n, i in layers.items()}
+        return found.__getitem__
+
+    def param_groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        """Parameter groups with timm's ``weight_decay`` and ``lr_scale``.
+
+        Of the layers 0 ... L, where L is the classifier, layer l learns at
+        ``layer_decay ** (L - l)`` times the rate. Vectors, and parameters that the backbone names,
+        are not decayed.
+
+        Source:
+            BEiT (Bao et al., 2021, arXiv 2106.08254).
+        """
+        named = getattr(self.backbone, "no_weight_decay", set)
+        spared = [f"backbone.{n}" for n in named()]
+        if layer_decay == 1:
+            groups = param_groups_weight_decay(self, weight_decay, no_weight_decay_list=spared)
+            return [g for g in groups if g["params"]]
+        if self._matcher() is None:
+            raise ConfigError(
+                "layer_decay",
+                layer_decay,
+                f"the layers of a {type(self.backbone).__name__} are not known",
+                "layer_decay=1 trains all of them at one rate",
+            )
+        return list(
+            param_groups_layer_decay(
+                self, weight_decay, no_weight_decay_list=spared, layer_decay=layer_decay
+            )
+        )
+
+    def _matcher(self) -> Any:
+        if isinstance(self.backbone, ResNet):
+            return _RESNET
+        return getattr(self.backbone, "group_matcher", lambda coarse: None)(coarse=False)
+
+
+class Finetune(SupervisedProtocol):
+    """Settings of ``eval finetune``: the whole network is trained with labels.
+
+    ``lr`` is for a batch of 256 and scaled by batch / 256. Accuracies are measured after the last
+    epoch; the test split is used for nothing else.
+
+    >>> Finetune(epochs=10, optimizer="sgd", lr=0.01).batch_size
+    256
+    """
+
+    title: ClassVar[str] = "Fine-tuning"
+    file: ClassVar[str] = "finetune.safetensors"
+
+    epochs: PositiveInt = 50
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: LearningRate = 1e-3
+    weight_decay: NonNegativeFloat = 0.05
+    layer_decay: Annotated[float, Gt(0), Le(1)] = 0.75
+    warmup_epochs: NonNegativeFloat | None = None
+    label_smoothing: ProbabilityBelowOne = 0.1
+    mixup: NonNegativeFloat = 0.0
+    cutmix: NonNegativeFloat = 0.0
+
+    def trained(self, context: EvalContext) -> tuple[Row, nn.Module]:
+        warmup = self.epochs / 10 if self.warmup_epochs is None else self.warmup_epochs
+        if warmup >= self.epochs:
+            raise ConfigError(
+                "warmup_epochs",
+                self.warmup_epochs,
+                f"the training ends after {self.epochs} epochs",
+                "take fewer; null takes a tenth of epochs",
+            )
+        mixes = bool(self.mixup or self.cutmix)
+        if mixes and self.batch_size % 2:
+            raise ConfigError(
+                "batch_size", self.batch_size, "mixup pairs the images of a batch", "make it even"
+            )
+        loader, classes = self.loader(context), len(context.class_names)
+        with _seeded(self.seed):
+            model = Classifier(context.backbone(), context.model.features_dim, classes)
+        model.to(context.device)
+        groups = model.param_groups(self.weight_decay, self.layer_decay)
+        rate = self.lr * self.batch_size / _BASE_BATCH
+        optimizer: torch.optim.Optimizer
+        if self.optimizer == "adamw":
+            optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=self.weight_decay)
+        else:
+            optimizer = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True)
+        smoothing = self.label_smoothing
+        mixup = Mixup(self.mixup, self.cutmix, label_smoothing=smoothing, num_classes=classes)  # type: ignore[no-untyped-call]
+
+        def loss(_: Tensor, views: Tensor, targets: Tensor) -> Tensor:
+            if mixes:
+                # timm's mixup also smooths the labels.
+                views, targets = mixup(views, targets)
+            with self.autocast(views.device):
+                logits = model(views)
+            return F.cross_entropy(
+                logits.float(), targets, label_smoothing=0.0 if mixes else smoothing
+            )
+
+        mean = self.train(context, loader, model, optimizer, loss, warmup_epochs=warmup)
+        logits, targets = self.predicted(model, context.loader(context.test), context.device)
+        if not bool(logits.isfinite().all()):
+            raise self.diverged(
+                context, "the answers after the last epoch are not finite; take a smaller lr"
+            )
+        return {**accuracies(logits, targets), "train_loss": mean, "epochs": self.epochs}, model
+
+    @torch.no_grad()
+    def predicted(self, model: nn.Module, loader: Any, device: str) -> tuple[Tensor, Tensor]:
+        """Logits (n, C), fp32, and targets (n,) of ``(images, targets)``, in eval mode."""
+        model.eval()
+        parts: list[tuple[Tensor, Tensor]] = []
+        with self.autocast(torch.device(device)):
+            for images, targets in loader:
+                parts.append((model(images.to(device)).float().cpu(), targets.cpu()))
+        logits, targets = (torch.cat(column) for column in zip(*parts, strict=True))
+        return logits, targets

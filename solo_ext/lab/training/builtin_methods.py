@@ -7,7 +7,9 @@ arguments of its constructors. Both are checked here, with the defaults of main.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
+
+from pydantic import create_model
 
 from solo_ext import host
 from solo_ext.config.schema import RunConfig
@@ -25,139 +27,97 @@ logger = logging.getLogger(__name__)
 _QUEUED = ("all4one", "mocov2plus", "nnbyol", "nnclr", "nnsiam", "ressl")
 
 
-class _Projected(Section):
-    proj_hidden_dim: PositiveInt
-    proj_output_dim: PositiveInt
-
-
-class _Contrastive(_Projected):
-    temperature: PositiveFloat
-
-
-class _Predicted(_Projected):
-    pred_hidden_dim: PositiveInt
-
-
-class _SimSiam(_Predicted):
-    # Upstream's own config sets it, but its method never reads it.
-    temperature: PositiveFloat = 0.2
-
-
-class _Queued(_Contrastive):
-    queue_size: PositiveInt = 65536
-
-
-class _NNCLR(_Queued):
-    pred_hidden_dim: PositiveInt
-
-
-class _NearestPredicted(_Predicted):
-    queue_size: PositiveInt = 65536
-
-
-class _ReSSL(_Projected):
-    temperature_q: PositiveFloat
-    temperature_k: PositiveFloat
-    queue_size: PositiveInt = 65536
-    # Upstream's own configs set these here, but they are read from the section `momentum`.
-    base_tau_momentum: Probability | None = None
-    final_tau_momentum: Probability | None = None
-    momentum_classifier: bool | None = None
-
-
-class _SwAV(_Contrastive):
-    queue_size: NonNegativeInt = 65536
-    num_prototypes: PositiveInt = 3000
-    sk_epsilon: PositiveFloat = 0.05
-    sk_iters: PositiveInt = 3
-    freeze_prototypes_epochs: NonNegativeInt = 1
-    epoch_queue_starts: NonNegativeInt = 15
-
-
-class _DeepClusterV2(_Projected):
-    temperature: PositiveFloat = 0.1
-    num_prototypes: list[PositiveInt] = [3000, 3000, 3000]
-    kmeans_iters: PositiveInt = 10
-
-
-class _DINO(_Projected):
-    num_prototypes: PositiveInt
-    clip_grad: NonNegativeFloat = 0
-    freeze_last_layer: NonNegativeInt = 1
-    norm_last_layer: bool = True
-    use_bn_in_head: bool = False
-    student_temperature: PositiveFloat = 0.1
-    teacher_temperature: PositiveFloat = 0.07
-    warmup_teacher_temperature: PositiveFloat = 0.04
-    warmup_teacher_temperature_epochs: NonNegativeInt = 0
-
-
-class _BarlowTwins(_Projected):
-    lamb: PositiveFloat = 0.0051
-    scale_loss: PositiveFloat = 0.024
-
-
-class _VICReg(_Projected):
-    sim_loss_weight: NonNegativeFloat = 25.0
-    var_loss_weight: NonNegativeFloat = 25.0
-    cov_loss_weight: NonNegativeFloat = 1.0
-
-
-class _VIbCReg(_VICReg):
-    cov_loss_weight: NonNegativeFloat = 200.0
-    iternorm: bool = False
-
-
-class _WMSE(_Projected):
-    whitening_iters: PositiveInt = 1
-    whitening_size: PositiveInt = 256
-    whitening_eps: NonNegativeFloat = 0.0
-
-
-class _MAE(Section):
-    decoder_embed_dim: PositiveInt
-    decoder_depth: PositiveInt
-    decoder_num_heads: PositiveInt
-    mask_ratio: Probability = 0.75
-    norm_pix_loss: bool = False
-
-
-class _MoCoV3(_Contrastive):
-    pred_hidden_dim: PositiveInt
-
-
+Fields = dict[str, tuple[Any, Any]]
+"""Type and default of settings by name; ``...`` is for those that have to be given."""
+_PROJECTED: Fields = {"proj_hidden_dim": (PositiveInt, ...), "proj_output_dim": (PositiveInt, ...)}
+_CONTRASTIVE: Fields = {**_PROJECTED, "temperature": (PositiveFloat, ...)}
+_PREDICTED: Fields = {**_PROJECTED, "pred_hidden_dim": (PositiveInt, ...)}
+_QUEUE: Fields = {"queue_size": (PositiveInt, 65536)}
+_VICREG: Fields = {
+    **_PROJECTED,
+    "sim_loss_weight": (NonNegativeFloat, 25.0),
+    "var_loss_weight": (NonNegativeFloat, 25.0),
+    "cov_loss_weight": (NonNegativeFloat, 1.0),
+}
+_OF_METHODS: dict[str, Fields] = {
+    "all4one": _CONTRASTIVE | _QUEUE | _PREDICTED,
+    "barlow_twins": {
+        **_PROJECTED,
+        "lamb": (PositiveFloat, 0.0051),
+        "scale_loss": (PositiveFloat, 0.024),
+    },
+    "byol": _PREDICTED,
+    "deepclusterv2": {
+        **_PROJECTED,
+        "temperature": (PositiveFloat, 0.1),
+        "num_prototypes": (list[PositiveInt], [3000, 3000, 3000]),
+        "kmeans_iters": (PositiveInt, 10),
+    },
+    "dino": {
+        **_PROJECTED,
+        "num_prototypes": (PositiveInt, ...),
+        "clip_grad": (NonNegativeFloat, 0),
+        "freeze_last_layer": (NonNegativeInt, 1),
+        "norm_last_layer": (bool, True),
+        "use_bn_in_head": (bool, False),
+        "student_temperature": (PositiveFloat, 0.1),
+        "teacher_temperature": (PositiveFloat, 0.07),
+        "warmup_teacher_temperature": (PositiveFloat, 0.04),
+        "warmup_teacher_temperature_epochs": (NonNegativeInt, 0),
+    },
+    "mae": {
+        "decoder_embed_dim": (PositiveInt, ...),
+        "decoder_depth": (PositiveInt, ...),
+        "decoder_num_heads": (PositiveInt, ...),
+        "mask_ratio": (Probability, 0.75),
+        "norm_pix_loss": (bool, False),
+    },
+    "mocov2plus": _CONTRASTIVE | _QUEUE,
+    "mocov3": _CONTRASTIVE | _PREDICTED,
+    "nnbyol": _PREDICTED | _QUEUE,
+    "nnclr": _CONTRASTIVE | _QUEUE | _PREDICTED,
+    "nnsiam": _PREDICTED | _QUEUE,
+    "ressl": {
+        **_PROJECTED,
+        "temperature_q": (PositiveFloat, ...),
+        "temperature_k": (PositiveFloat, ...),
+        **_QUEUE,
+        # Upstream's own configs set these here, but they are read from the section `momentum`.
+        "base_tau_momentum": (Probability | None, None),
+        "final_tau_momentum": (Probability | None, None),
+        "momentum_classifier": (bool | None, None),
+    },
+    "simclr": _CONTRASTIVE,
+    # Upstream's own config sets a temperature, but its method never reads it.
+    "simsiam": {**_PREDICTED, "temperature": (PositiveFloat, 0.2)},
+    "supcon": _CONTRASTIVE,
+    "swav": {
+        **_CONTRASTIVE,
+        "queue_size": (NonNegativeInt, 65536),
+        "num_prototypes": (PositiveInt, 3000),
+        "sk_epsilon": (PositiveFloat, 0.05),
+        "sk_iters": (PositiveInt, 3),
+        "freeze_prototypes_epochs": (NonNegativeInt, 1),
+        "epoch_queue_starts": (NonNegativeInt, 15),
+    },
+    "vibcreg": {**_VICREG, "cov_loss_weight": (NonNegativeFloat, 200.0), "iternorm": (bool, False)},
+    "vicreg": _VICREG,
+    "wmse": {
+        **_PROJECTED,
+        "whitening_iters": (PositiveInt, 1),
+        "whitening_size": (PositiveInt, 256),
+        "whitening_eps": (NonNegativeFloat, 0.0),
+    },
+}
 BUILTIN_KWARGS: dict[str, type[Section]] = {
-    "all4one": _NNCLR,
-    "barlow_twins": _BarlowTwins,
-    "byol": _Predicted,
-    "deepclusterv2": _DeepClusterV2,
-    "dino": _DINO,
-    "mae": _MAE,
-    "mocov2plus": _Queued,
-    "mocov3": _MoCoV3,
-    "nnbyol": _NearestPredicted,
-    "nnclr": _NNCLR,
-    "nnsiam": _NearestPredicted,
-    "ressl": _ReSSL,
-    "simclr": _Contrastive,
-    "simsiam": _SimSiam,
-    "supcon": _Contrastive,
-    "swav": _SwAV,
-    "vibcreg": _VIbCReg,
-    "vicreg": _VICReg,
-    "wmse": _WMSE,
+    name: create_model(f"{name}_settings", __base__=Section, **cast(Any, fields))
+    for name, fields in _OF_METHODS.items()
 }
-_NO_SMALL_CROPS = {
-    "main": {"all4one"},
-    "1.0.2": set(BUILTIN_KWARGS) - {"byol", "simclr", "wmse"},
-}
+_NO_SMALL_CROPS = {"main": {"all4one"}, "1.0.2": set(BUILTIN_KWARGS) - {"byol", "simclr", "wmse"}}
 
 
 def check_large_crops(method: str, count: int) -> None:
-    """Refuses a wrong number of large crops for a method without declared settings of its own.
-
-    Raises:
-        ConfigError: W-MSE takes two or more, MAE any number, the others two.
+    """Refuses a wrong number of large crops: W-MSE takes two or more, MAE any number, others two.
 
     >>> check_large_crops("simclr", 3)
     Traceback (most recent call last):
@@ -177,12 +137,7 @@ def check_large_crops(method: str, count: int) -> None:
 def check_builtin(run: RunConfig, images: int) -> None:
     """Refuses settings that would make a built-in method fail during training.
 
-    Args:
-        run: the checked config; a queue that is not a multiple of the batch is shortened to one.
-        images: number of training images.
-
-    Raises:
-        ConfigError: for example a queue smaller than the batch.
+    A queue that is not a multiple of the batch is shortened to one.
 
     >>> from solo_ext.config.check import check_method_kwargs, check_run
     >>> from solo_ext.config.compose import compose

@@ -23,10 +23,6 @@ def precision_for(run: RunConfig, convolutions: Convolutions) -> str:
     It is faster on processors with AVX512-BF16 or AMX (measured on the former). It depends on
     nothing that is timed, so that a run can be repeated.
 
-    Args:
-        run: trains on the CPU, or keeps ``32-true``.
-        convolutions: those of its backbone.
-
     >>> run = RunConfig.model_construct(accelerator="gpu")
     >>> precision_for(run, [(nn.Conv2d(3, 8, 3), (3, 32, 32))])
     '32-true'
@@ -57,12 +53,9 @@ def multiplies_bfloat16() -> bool:
 
 
 def right(layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True) -> bool:
-    """Whether a convolution and its gradients in bfloat16 are those of fp32 up to rounding.
+    """Whether a convolution of maps (C, H, W) and its gradients are right in bfloat16.
 
-    Args:
-        layer: of any weights and device; others are drawn.
-        shape: (C, H, W) of the map.
-        channels_last: memory format of map and weights.
+    They are if they are those of fp32 up to rounding, for drawn weights.
 
     >>> right(nn.Conv2d(8, 16, 3, padding=1), (8, 4, 4))
     True

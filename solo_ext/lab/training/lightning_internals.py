@@ -23,7 +23,6 @@ def after_own_hook(pl_module: pl.LightningModule, then: AfterBatch) -> None:
     """Calls ``then(outputs, batch, batch_idx)`` after the method's own ``on_train_batch_end``.
 
     Lightning calls callbacks before that hook, which updates momentum networks and queues.
-    :func:`remove_hooks` undoes it.
 
     >>> module = pl.LightningModule()
     >>> after_own_hook(module, lambda outputs, batch, batch_idx: print(batch_idx))
@@ -45,7 +44,7 @@ def when_step_is_complete(
     """Calls ``then(batch_idx)`` when everything that belongs to a batch is done.
 
     That is after the method's own hook, and after the validation that follows the batch, if there
-    is one: a run resumed from here would not repeat it. :func:`remove_hooks` undoes it.
+    is one: a run resumed from here would not repeat it.
     """
     loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
     validate = loop.val_loop.run
@@ -88,7 +87,7 @@ def log_without_waiting(trainer: pl.Trainer, pl_module: pl.LightningModule) -> N
     With ``sync_dist=True`` Lightning averages a step's values over the processes, each after a
     barrier, in every step, but reads them every ``log_every_n_steps`` only. Here it averages those
     that it reads; means over an epoch are averaged at its end, as before. Plain numbers are written
-    on the device, since the host waits for the end of a copy. :func:`remove_hooks` undoes it.
+    on the device, since the host waits for the end of a copy.
     """
     if trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu":
         # A single process on a CPU has nothing to wait for.
@@ -166,10 +165,7 @@ def unlogged(trainer: pl.Trainer) -> dict[str, Any] | None:
 
 
 def start_other_ranks_by(command: Callable[[Sequence[str]], list[str]]) -> None:
-    """Changes how Lightning starts the processes of further ranks.
-
-    Args:
-        command: makes a command line from Lightning's ``[python, script, ...]``.
+    """Starts the processes of further ranks by ``command(["python", "script", ...])``.
 
     >>> from unittest import mock
     >>> from lightning.pytorch.strategies.launchers import subprocess_script as launcher

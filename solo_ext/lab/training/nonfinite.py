@@ -35,25 +35,17 @@ SHORTEST = 1e-12
 
 
 class _Batch(NamedTuple):
-    """What is needed to report a batch later; tensors stay on the device.
-
-    Attributes:
-        epoch: from 0.
-        step: optimiser step that the batch was for, from 0, as in ``metrics.jsonl``.
-        indices: (N,) sample indices.
-        loss: scalar.
-        bad_gradients: scalar bool, whether the step's gradients were not finite; known with the
-            last batch of a step only, and not with a gradient scaler.
-        lengths: (V N,) of the embeddings, crop by crop.
-        bad_lengths: (V N,) bool, which of them cannot be normalised.
-    """
+    """What is needed to report a batch later; tensors stay on the device."""
 
     epoch: int
     step: int
+    """Optimiser step that the batch was for, from 0, as in ``metrics.jsonl``."""
     indices: Tensor
     loss: Tensor
     bad_gradients: Tensor
+    """Known with the last batch of a step only, and not with a gradient scaler."""
     lengths: Tensor
+    """(V N,) of the embeddings, crop by crop; ``bad_lengths`` says which cannot be normalised."""
     bad_lengths: Tensor
 
 
@@ -78,10 +70,6 @@ class NonFiniteWatch(Callback):
     ``gradients``), the loss, ``then`` (``stopped`` or ``skipped``), the indices and their names in
     the data set. A bad loss is reported with its own batch, bad embeddings with their own images
     and ``lengths``, bad gradients with all batches of the step. Each process writes its own.
-
-    Raises:
-        UserError: in training, at a bad batch, at too many in a row, or at weights that are not
-            finite.
     """
 
     def __init__(self, run_dir: Path, images: Any, action: Literal["stop", "skip"]) -> None:
@@ -140,22 +128,22 @@ class NonFiniteWatch(Callback):
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._stepped = True
-        self._bad_gradients = ~largest(gradients).isfinite() if gradients else None
+        self._bad_gradients = ~_largest(gradients).isfinite() if gradients else None
         if self.action == "skip" and self._bad_gradients is not None:
             for gradient in gradients:
                 gradient.masked_fill_(self._bad_gradients, 0)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
-            self.check(trainer, pl_module)
+            self._check(trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.check(trainer, pl_module)
+        self._check(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.check(trainer, pl_module)
+        self._check(trainer, pl_module)
         count, self._left_out = self._left_out, 0
         if count and trainer.is_global_zero:
             steps = "optimiser step was" if count == 1 else "optimiser steps were"
@@ -164,13 +152,10 @@ class NonFiniteWatch(Callback):
                 f"the images are named in {self.file}"
             )
 
-    def check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reads all batches so far and checks the weights, waiting for the device.
 
         Every process must call it at the same place; outside training it does nothing.
-
-        Raises:
-            UserError: as the class says.
         """
         if not self._training:
             return
@@ -178,7 +163,7 @@ class NonFiniteWatch(Callback):
             self._read(trainer)
             self._send()
         weights = [p.detach() for p in pl_module.parameters() if p.is_floating_point()]
-        if distributed.max_over_ranks((~largest(weights).isfinite()).int()):
+        if distributed.max_over_ranks((~_largest(weights).isfinite()).int()):
             place = f"epoch {trainer.current_epoch}, optimiser step {self._step} (from 0)"
             self._stop(trainer, f"weights are not finite after {place}")
         self._stop_in_a_row(trainer, MOST_BEFORE_SAVING)
@@ -341,12 +326,8 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """Largest absolute value as a scalar on the device; NaN if any is, and never an overflow.
-
-    >>> largest([torch.tensor([1.0, -3.0]), torch.tensor([2.0])])
-    tensor(3.)
-    """
+def _largest(tensors: Sequence[Tensor]) -> Tensor:
+    """Largest absolute value as a scalar on the device; NaN if any is, and never an overflow."""
     tensors = [x for x in tensors if x.numel()]
     if tensors[0].device.type != "cpu":
         return nn.utils.get_total_norm(tensors, norm_type=math.inf)
@@ -358,18 +339,8 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
 class _BufferSnapshot:
     """A copy of all buffers (running statistics, queues, priors, memories) from before a step.
 
-    Parameters are left out, because a step with zeroed gradients does not spoil them.
-
-    Args:
-        root: the method; its frozen subtrees are left out.
-
-    >>> norm = nn.BatchNorm1d(2)
-    >>> snapshot = _BufferSnapshot(norm)
-    >>> snapshot.hold()
-    >>> _ = norm(torch.full((4, 2), torch.nan))
-    >>> snapshot.restore(torch.tensor(True))
-    >>> norm.running_mean
-    tensor([0., 0.])
+    Parameters are left out, because a step with zeroed gradients does not spoil them, and so are
+    frozen subtrees of the method.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -378,7 +349,6 @@ class _BufferSnapshot:
 
     @torch.no_grad()
     def hold(self) -> None:
-        """Copies the current buffers."""
         found = dict(self._buffers())
         known = {k for k, v in self._held.items() if k in found and _alike(v, found[k])}
         self._held = {k: self._held[k] if k in known else v.clone() for k, v in found.items()}

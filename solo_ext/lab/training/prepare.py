@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
 import os
-from collections.abc import Mapping
+import re
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 from solo_ext import host
-from solo_ext.config.check import check_method_kwargs, check_run
-from solo_ext.config.schema import DALI, Data, Momentum, RunConfig
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.config.check import check_method_kwargs, check_run, validated
+from solo_ext.config.schema import DALI, OPTIMIZER_KWARGS, Data, Momentum, RandomErasing, RunConfig
+from solo_ext.core.errors import ConfigError, first_line, nearest
 from solo_ext.data.images import class_names, open_images
 from solo_ext.data.reading import Images
 from solo_ext.data.transforms import STATISTICS
+from solo_ext.host.backbones import (
+    PREFIX,
+    build_backbone,
+    is_timm,
+    small_image_kwargs,
+    unknown_backbone,
+)
 from solo_ext.host.dali_loader import check_dali
+from solo_ext.host.patches import OF_SCRIPTS, check_names
 from solo_ext.lab.evaluation.context import same_classes
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS, check_builtin
-from solo_ext.lab.training.checks import (
-    check_backbone,
-    check_batch_size,
-    check_settings,
-    checked_optimizer_kwargs,
-)
-from solo_ext.lab.training.cpu_precision import precision_for
+from solo_ext.lab.training.cpu_precision import Convolutions, precision_for
 from solo_ext.plugin import Unavailable, register
 
 logger = logging.getLogger(__name__)
-
+A = TypeVar("A")
+R = TypeVar("R")
 CLASSES = {"cifar10": 10, "cifar100": 100, "stl10": 10, "imagenet": 1000, "imagenet100": 100}
 BASE_BATCH = 256
+_FIXED = {"device", "dtype", "num_classes"}
+"""Arguments of models that a config may not set."""
+_PER_IMAGE = ("rand_augment", "auto_augment", "random_erasing")
 
 
 @dataclass(frozen=True)
@@ -43,8 +55,6 @@ class Prepared:
     Attributes:
         run: the checked config, learning rates for batch 256; a resumed run reads this one.
         cfg: the config for methods, learning rates scaled.
-        train: training images.
-        val: validation images, or ``None``.
         method: the method's class.
 
     >>> images = [("an image", 0), ("another", 1)]
@@ -87,11 +97,11 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     if kwargs_type is not None:
         run.method_kwargs = check_method_kwargs(kwargs_type, config.get("method_kwargs") or {})
     run.momentum = _momentum(run, method)
-    backbone = check_backbone(loaded, run)
+    backbone = _check_backbone(loaded, run)
     if run.precision == "auto":
         run.precision = precision_for(run, backbone)
-    check_settings(run)
-    run.optimizer.kwargs = checked_optimizer_kwargs(run)
+    _check_settings(run)
+    run.optimizer.kwargs = _checked_optimizer_kwargs(run)
     _count_crops(run)
     check_folder("checkpoint.dir", run.checkpoint.dir)
     if run.data.format == "dali":
@@ -105,7 +115,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     numbered = run.data.dataset in STATISTICS
     if val is not None and not numbered and not run.data.no_labels:
         same_classes(train, val, str(run.data.val_path))
-    check_batch_size(run, len(train))
+    _check_batch_size(run, len(train))
     check_builtin(run, len(train))
     cfg = _as_methods_take_it(run)
     if hasattr(method, "fill_sizes"):
@@ -120,9 +130,6 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
 
 def check_folder(key: str, path: str) -> None:
     """Refuses a folder that cannot be created: a file is in its path, or a link that leads nowhere.
-
-    Raises:
-        ConfigError: with ``key``.
 
     >>> check_folder("checkpoint.dir", "/dev/null/runs")
     Traceback (most recent call last):
@@ -205,3 +212,197 @@ def _count_crops(run: RunConfig) -> None:
     size, all_crops = run.augmentations[0].crop_size, sum(a.num_crops for a in run.augmentations)
     large = sum(a.num_crops for a in run.augmentations if a.crop_size == size)
     run.data.num_large_crops, run.data.num_small_crops = large, all_crops - large
+
+
+def _check_settings(run: RunConfig) -> None:
+    """Refuses settings that contradict each other, or that a run would ignore."""
+    check_names(run.patches)
+    for name in OF_SCRIPTS:
+        if name in run.patches:
+            raise ConfigError(
+                "patches",
+                name,
+                "it concerns solo-learn's own scripts",
+                "leave it out: images are read by loaders of our own here",
+            )
+    if (run.auto_umap or {}).get("enabled"):
+        raise ConfigError(
+            "auto_umap.enabled",
+            True,
+            "maps are not drawn while training here",
+            "use solo-learn's own main_pretrain.py for them, or remove it",
+        )
+    if run.scheduler.name == "step" and not run.scheduler.lr_decay_steps:
+        raise ConfigError(
+            "scheduler.lr_decay_steps",
+            run.scheduler.lr_decay_steps,
+            "scheduler.name=step needs the epochs at which the rate decays",
+            "give a list such as [60, 80]",
+        )
+    _check_augmentation(run)
+
+
+def _checked_optimizer_kwargs(run: RunConfig) -> dict[str, Any]:
+    """``optimizer.kwargs``, checked and completed for the optimiser of that name."""
+    optimizer = run.optimizer
+    name, known = optimizer.name, host.BaseMethod._OPTIMIZERS
+    if name not in known:
+        raise ConfigError("optimizer.name", name, "unknown optimiser", nearest(name, known))
+    if name not in OPTIMIZER_KWARGS:
+        # A fork of solo-learn has added this optimiser.
+        return optimizer.kwargs
+    checked = validated(OPTIMIZER_KWARGS[name], optimizer.kwargs, prefix="optimizer.kwargs")
+    kwargs: dict[str, Any] = checked.model_dump(exclude_none=True)
+    if kwargs.get("nesterov") and (not kwargs["momentum"] or kwargs.get("dampening")):
+        raise ConfigError(
+            "optimizer.kwargs.nesterov",
+            True,
+            "it needs a momentum above 0 and no dampening",
+            "set momentum, or leave nesterov out",
+        )
+    # Lightning clips no gradients where a scaler and a fused optimiser meet.
+    scaled = str(run.precision).startswith("16")
+    if name != "lars" and torch.cuda.is_available() and not run.on_cpu and not scaled:
+        kwargs.setdefault("fused", True)
+    return kwargs
+
+
+def _check_augmentation(run: RunConfig) -> None:
+    data = run.data
+    on_batch, dali = data.augmentation == "batch", data.format == "dali"
+    for place, pipeline in enumerate(run.augmentations):
+        rrc, erasing = pipeline.rrc, pipeline.random_erasing or RandomErasing()
+        for key, low, other, high in (
+            ("rrc.crop_min_scale", rrc.crop_min_scale, "crop_max_scale", rrc.crop_max_scale),
+            ("random_erasing.min_scale", erasing.min_scale, "max_scale", erasing.max_scale),
+        ):
+            if low > high:
+                raise ConfigError(
+                    f"augmentations.{place}.{key}",
+                    low,
+                    f"above {other}={high}",
+                    f"allowed: a number above 0, up to {high}",
+                )
+        for name in _PER_IMAGE:
+            policy = getattr(pipeline, name)
+            if policy and (on_batch or dali):
+                raise ConfigError(
+                    f"augmentations.{place}.{name}",
+                    policy.model_dump(),
+                    "it works on single images, through torchvision",
+                    "remove it, or take data.augmentation=image and a data.format other than dali",
+                )
+    if dali and on_batch:
+        raise ConfigError(
+            "data.augmentation", "batch", "DALI makes the crops itself", "take image with dali"
+        )
+    if dali and data.mix:
+        raise ConfigError(
+            "data.mix",
+            data.mix.model_dump(),
+            "DALI's batches are not mixed",
+            "remove it, or take another data.format",
+        )
+    if data.in_memory and not on_batch:
+        raise ConfigError(
+            "data.in_memory",
+            True,
+            "only data.augmentation=batch reads from memory",
+            "take false, or data.augmentation=batch",
+        )
+
+
+def _check_batch_size(run: RunConfig, images: int) -> None:
+    # The loaders cannot check it: they are made before the other processes exist.
+    processes, size = run.world_size, run.optimizer.batch_size
+    if images // processes < size:
+        raise ConfigError(
+            "optimizer.batch_size",
+            size,
+            f"the training set has {images // processes} images per process"
+            + (f", {images} for {processes} processes" if processes > 1 else ""),
+            "take a smaller batch",
+        )
+
+
+def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
+    """Builds the backbone, completing its arguments, and runs it on every crop size.
+
+    Returns its convolutions, and the shape of the maps that each one met.
+    """
+    name = run.backbone.name
+    if name not in loaded.backbones:
+        raise unknown_backbone(name, loaded.backbones)
+    for key in _FIXED & run.backbone.kwargs.keys():
+        value = run.backbone.kwargs[key]
+        raise ConfigError(f"backbone.kwargs.{key}", value, "the method decides it", "remove it")
+    sizes = [a.crop_size for a in run.augmentations]
+    run.backbone.kwargs = small_image_kwargs(name, run.backbone.kwargs, sizes[0])
+    # Without `pretrained`, so that weights are not downloaded twice.
+    kwargs = {k: v for k, v in run.backbone.kwargs.items() if k != "pretrained"}
+
+    def build(kwargs: Mapping[str, Any]) -> nn.Module:
+        backbone, _ = build_backbone(
+            loaded.backbones, name, kwargs, method=run.method, dataset=run.data.dataset
+        )
+        return backbone.eval()
+
+    found: Convolutions = []
+
+    def note(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        found.append((layer, tuple(inputs[0].shape[1:])))
+
+    def forward(size: int) -> None:
+        backbone = build(kwargs)
+        for layer in backbone.modules():
+            if isinstance(layer, nn.Conv2d):
+                layer.register_forward_pre_hook(note)
+        backbone(torch.zeros(2, 3, size, size))
+
+    try:
+        built = _dry(build, kwargs)
+    except Exception as error:
+        said = first_line(error.__cause__ or error)
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
+        if unknown and unknown[1] in kwargs:
+            raise _unknown_argument(_dry(build, {}), unknown[1], kwargs) from error
+        see = f"timm's {name.removeprefix(PREFIX)}" if is_timm(name) else name
+        raise ConfigError("backbone.kwargs", kwargs, said, f"see what {see} takes") from error
+    # Some of solo-learn's own backbones accept any argument and ignore it.
+    for key in kwargs if not is_timm(name) else ():
+        if key not in inspect.signature(type(built).__init__).parameters:
+            raise _unknown_argument(built, key, kwargs)
+    for place, size in enumerate(sizes):
+        try:
+            _dry(forward, size)
+        except Exception as error:
+            raise ConfigError(
+                f"augmentations.{place}.crop_size",
+                size,
+                f"{name} cannot take it: {first_line(error)}",
+                "give another, or make the backbone fit with backbone.kwargs",
+            ) from error
+    return found
+
+
+def _dry(run: Callable[[A], R], argument: A) -> R:
+    """Calls ``run`` on the meta device if possible, silently, and keeps the random state."""
+    held = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            warnings.simplefilter("ignore")
+            # Some models read values while they are built, but meta tensors have none.
+            with contextlib.suppress(Exception), torch.device("meta"):
+                return run(argument)
+            return run(argument)
+    finally:
+        logging.disable(held)
+
+
+def _unknown_argument(model: nn.Module, key: str, kwargs: Mapping[str, Any]) -> ConfigError:
+    parameters = inspect.signature(type(model).__init__).parameters.values()
+    valid = {p.name for p in parameters if p.default is not p.empty} | {"small_stem"}
+    remedy = nearest(key, valid - _FIXED, show=40)
+    return ConfigError(f"backbone.kwargs.{key}", kwargs[key], "unknown key", remedy)

@@ -40,8 +40,7 @@ from solo_ext.lab.training.checkpoints import RunCheckpoint
 from solo_ext.lab.training.lightning_internals import log_without_waiting
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
-from solo_ext.lab.training.resume_point import identity, resume_point, set_aside
-from solo_ext.lab.training.run_data import RunData
+from solo_ext.lab.training.resumption import RunState, identity, resume_point, set_aside
 from solo_ext.lab.training.run_dir import (
     ARGS,
     CONFIG,
@@ -59,13 +58,7 @@ from solo_ext.lab.training.run_dir import (
     read_config,
     warn_of_changes,
 )
-from solo_ext.lab.training.run_state import RunState
-from solo_ext.lab.training.trainer import (
-    JsonLines,
-    make_trainer,
-    progress_callback,
-    quiet,
-)
+from solo_ext.lab.training.trainer import JsonLines, RunData, make_trainer, progress_callback, quiet
 from solo_ext.lab.training.watch import UNREADABLE, CollapseWatch, UnreadableReport
 
 logger = logging.getLogger(__name__)
@@ -88,15 +81,13 @@ class PretrainResult:
     """Result of a finished run.
 
     Attributes:
-        run_dir: the run directory.
         checkpoint: the last checkpoint, ``None`` with ``checkpoint.enabled=false``.
         epochs: total number of epochs trained.
         seconds: training time of this call.
         images_per_second: training images (not crops) per second of that time.
 
-    >>> result = PretrainResult(Path("runs/pcl"), None, 200, 3600.0, images_per_second=2778.0)
-    >>> result.epochs, result.images_per_second
-    (200, 2778.0)
+    >>> PretrainResult(Path("runs/pcl"), None, 200, 3600.0, images_per_second=2778.0).epochs
+    200
     """
 
     run_dir: Path
@@ -118,8 +109,8 @@ def pretrain(
 
     Args:
         prepared: the checked run.
-        run_dir: the run directory; named after method, name and config by default. One that
-            holds checkpoints of this config is continued.
+        run_dir: named after method, name and config by default. One that holds checkpoints of this
+            config is continued.
         callbacks: further Lightning callbacks.
         show_progress: report progress on standard error.
         force: continue from a checkpoint of other settings or images.
@@ -373,9 +364,6 @@ def resume(
     run_dir: Path, *, callbacks: Sequence[Callback] = (), force: bool = False
 ) -> PretrainResult:
     """Continues the run of a directory, from its most advanced checkpoint.
-
-    Raises:
-        UserError: the folder is no run directory, or holds no checkpoint.
 
     >>> resume(Path("nowhere"))
     Traceback (most recent call last):

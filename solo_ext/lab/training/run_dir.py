@@ -75,12 +75,7 @@ _NOT_OF_THE_RUN = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint file.
-
-    Attributes:
-        path: the file.
-        epoch: epoch it was written in, from 0.
-        step: optimiser step if it was written within an epoch, ``None`` at the epoch's end.
+    """A checkpoint file of an epoch, from 0; ``step`` if it was written within it, else ``None``.
 
     >>> Checkpoint(Path("pcl-ep=3-step=84.ckpt"), epoch=3, step=84).step
     84
@@ -99,6 +94,9 @@ def settings_of_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
 
+    def number(value: Any) -> Any:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
     def walk(value: Any, key: str) -> None:
         if key in _NOT_OF_THE_RUN:
             return
@@ -106,31 +104,13 @@ def settings_of_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
             for name, inner in value.items():
                 walk(inner, f"{key}.{name}" if key else str(name))
         elif isinstance(value, list) and any(isinstance(v, Mapping | list) for v in value):
-            for number, inner in enumerate(value):
-                walk(inner, f"{key}.{number}")
+            for place, inner in enumerate(value):
+                walk(inner, f"{key}.{place}")
         else:
-            flat[key] = [_number(v) for v in value] if isinstance(value, list) else _number(value)
+            flat[key] = [number(v) for v in value] if isinstance(value, list) else number(value)
 
     walk(config, "")
     return flat
-
-
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def run_digest(run: RunConfig) -> str:
-    """Eight hex digits that change with everything that changes the run's numbers.
-
-    >>> from solo_ext.config.check import check_run
-    >>> from solo_ext.config.compose import compose
-    >>> runs = (check_run(compose("digits/pcl", [f"seed={seed}"])) for seed in (1, 2))
-    >>> first, second = map(run_digest, runs)
-    >>> len(first), first == second
-    (8, False)
-    """
-    text = json.dumps(settings_of_numbers(run.model_dump()), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def file_name(name: str) -> str:
@@ -143,22 +123,17 @@ def file_name(name: str) -> str:
 
 
 def _numberless_run_dir(run: RunConfig) -> Path:
-    """``<checkpoint.dir>/<method>/<name>-<digest>``, whether it exists or not."""
-    parent = Path(run.checkpoint.dir, run.method)
-    return parent / f"{file_name(run.name)}-{run_digest(run)}"
+    """``<checkpoint.dir>/<method>/<name>-<digest>`` of the settings that change the numbers."""
+    text = json.dumps(settings_of_numbers(run.model_dump()), sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return Path(run.checkpoint.dir, run.method, f"{file_name(run.name)}-{digest}")
 
 
-def choose_run_dir(run: RunConfig) -> Path:
-    """``<checkpoint.dir>/<method>/<name>-<digest>``, with a number added if that is taken.
+def _choose_run_dir(run: RunConfig) -> Path:
+    """The numberless one, with a number added if that is taken.
 
     With ``auto_resume.enabled`` the latest directory of the config is used again, unless its last
     checkpoint is older than ``auto_resume.max_hours``.
-
-    >>> from solo_ext.config.check import check_run
-    >>> from solo_ext.config.compose import compose
-    >>> run = check_run(compose("digits/pcl", ["checkpoint.dir=runs"]))
-    >>> str(choose_run_dir(run))[:20]
-    'runs/pcl/pcl-digits-'
     """
     first = path = latest = _numberless_run_dir(run)
     number = 1
@@ -175,8 +150,8 @@ def choose_run_dir(run: RunConfig) -> Path:
 def agreed_run_dir(run: RunConfig) -> Path:
     """The directory of a run for which none was given.
 
-    It is that of :func:`choose_run_dir`, with three exceptions, so that all processes of a run and
-    every start of its job use the same one:
+    It is ``<checkpoint.dir>/<method>/<name>-<digest>``, with a number added for each further run of
+    the config. All processes of a run and every start of its job use the same one:
 
     - processes started by Lightning use the directory of the process that started them;
     - those of ``torchrun`` use what the first one chose, also after a restart;
@@ -198,7 +173,7 @@ def agreed_run_dir(run: RunConfig) -> Path:
     if job is not None and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         path = _numberless_run_dir(run)
         return path.with_name(f"{path.name}-job-{job}")
-    return choose_run_dir(run)
+    return _choose_run_dir(run)
 
 
 def _of_torchrun(run: RunConfig) -> Path:
@@ -210,7 +185,7 @@ def _of_torchrun(run: RunConfig) -> Path:
     )
     key = f"run_dir/{next(_calls)}"
     if int(os.environ["RANK"]) == 0 and not store.check([key]):
-        store.set(key, os.fspath(choose_run_dir(run).absolute()))
+        store.set(key, os.fspath(_choose_run_dir(run).absolute()))
     return Path(store.get(key).decode())
 
 
@@ -249,9 +224,6 @@ def how_to_go_on(run_dir: Path) -> str:
 def check_run_dir(run_dir: Path) -> None:
     """Refuses a folder with files that are not a run's, because they would be replaced.
 
-    Raises:
-        ConfigError: it has other files than a run's lock, but no run's record of the environment.
-
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> (folder / "thesis.tex").touch()
@@ -280,9 +252,6 @@ def check_run_dir(run_dir: Path) -> None:
 
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The config that a run of this package was started with.
-
-    Raises:
-        UserError: the folder is no run directory of ``solo-ext pretrain``, or its config is none.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -326,14 +295,10 @@ def environment(patches: Sequence[str] = ()) -> dict[str, Any]:
     info = host.load().info
     # A job may have some of a machine's cores.
     affinity = getattr(os, "sched_getaffinity", None)
+    host_of_run = {key: getattr(info, key) for key in ("generation", "version", "fingerprint")}
     return {
         "solo_ext": __version__,
-        "host": {
-            "generation": info.generation,
-            "version": info.version,
-            "fingerprint": info.fingerprint,
-            "patches": list(patches),
-        },
+        "host": {**host_of_run, "patches": list(patches)},
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
         "platform": platform.platform(),

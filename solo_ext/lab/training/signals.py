@@ -25,10 +25,7 @@ _SECONDS, _MOST_STEPS = 5.0, 10_000
 
 
 class StopSignals:
-    """Records the first signal that came as ``received``, and does nothing else about it.
-
-    Args:
-        answer: printed when the user presses Ctrl-C, because the current work may take long.
+    """Records the first signal that came as ``received``; prints ``answer`` to a Ctrl-C.
 
     >>> with StopSignals("the batch is finished first") as signals:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -128,13 +125,8 @@ class Agreement:
     ) -> list[int]:
         """The largest value of every wish over all processes; zeros between two exchanges.
 
-        Every process must call it at the same steps.
-
-        Args:
-            wishes: whole numbers, 0 for none.
-            step: optimiser steps so far.
-            device: of the exchange, one that the process group can send from.
-            now: whether to exchange at this step in any case.
+        Every process must call it at the same steps. A wish is a whole number, 0 for none; ``now``
+        exchanges at this step in any case, by tensors on ``device``.
         """
         if distributed.world_size() == 1:
             return list(wishes)

@@ -1,4 +1,4 @@
-"""The Trainer of a run, its loggers and display, and what they set for the whole process."""
+"""The Trainer of a run, its data, loggers and display, and what they set for the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
@@ -24,11 +24,18 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 
 from solo_ext.config.check import trainer_arguments
 from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import UserError, first_line
 from solo_ext.core.files import read_jsonl, refuse_link, write_text, writing
+from solo_ext.data.batch_augment import BatchAugment, MixDraws, ViewDraws, ViewMixer
+from solo_ext.data.dali import DALIViews
+from solo_ext.data.loaders import FixedLoader, ResumableLoader
+from solo_ext.data.views import RawBatch, RawBatches
+from solo_ext.host.dali_loader import DALILoader
 from solo_ext.lab.training.run_dir import TENSORBOARD
 
 _PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
@@ -38,9 +45,6 @@ def make_trainer(
     run: RunConfig, run_dir: Path, callbacks: list[Callback], lines: Logger
 ) -> pl.Trainer:
     """Makes the Trainer that a config asks for, with its loggers besides ``lines``.
-
-    Raises:
-        UserError: Lightning refuses the settings, or lacks the package of a logger.
 
     >>> from tempfile import mkdtemp
     >>> from solo_ext.config.check import check_run
@@ -89,10 +93,9 @@ def make_trainer(
 class _DirectCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint directly to its path, and maps it where it is read.
 
-    Lightning's own class holds the whole file in memory and moves it from the system's folder for
-    temporary files. That takes twice the memory, can fill a small disk, and leaves a file there
-    for every process killed meanwhile. Our caller makes the write atomic. To read, every process
-    would hold the whole file, of whose tables by sample it takes its share.
+    Lightning's own class holds the whole file in memory, to read it too, and moves it from the
+    system's folder for temporary files, which may be small and keeps the file of a killed process.
+    Our caller makes the write atomic.
     """
 
     def save_checkpoint(
@@ -105,7 +108,6 @@ class _DirectCheckpointIO(TorchCheckpointIO):
 
 
 def _loggers(run: RunConfig, run_dir: Path) -> list[Any]:
-    """The loggers that a config asks for besides ``metrics.jsonl``."""
     from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
     made: list[Any] = []
@@ -124,6 +126,77 @@ def _loggers(run: RunConfig, run_dir: Path) -> list[Any]:
             )
         )
     return made
+
+
+class _DrawnBatch(NamedTuple):
+    """A batch with the random draws that its crops are made and mixed by."""
+
+    indices: Tensor
+    images: Tensor | list[Tensor]
+    """Whole images (N, 3, H, W), uint8, or crops, which need no ``views``."""
+    targets: Tensor
+    views: list[ViewDraws] | None
+    mixes: list[MixDraws] | None
+
+
+class RunData(pl.LightningDataModule):
+    """Gives methods batches ``[indices, [crops], targets]``, wherever the crops are made.
+
+    Random numbers are drawn on the CPU before a batch is moved to the device, and the crops are
+    computed afterwards, so that no step waits for the device.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        loader: ResumableLoader | DALILoader,
+        val_loader: FixedLoader | DALIViews | None,
+    ) -> None:
+        super().__init__()
+        self.loader, views = loader, loader.dataset
+        self.augment: BatchAugment | None = None
+        if isinstance(views, RawBatches):
+            sides = views.height, views.width
+            self.augment = BatchAugment(run.data.dataset, run.augmentations, *sides, run.seed)
+        self.mixer = None if run.data.mix is None else ViewMixer(run.data.mix, run.seed)
+        if val_loader is not None:
+            # Lightning validates if this method merely exists, so set it only if needed.
+            self.val_dataloader = lambda: val_loader  # type: ignore[method-assign]
+
+    def train_dataloader(self) -> ResumableLoader | DALILoader:
+        return self.loader
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        assert self.trainer is not None
+        if not self.trainer.training or (self.augment is None and self.mixer is None):
+            return batch
+        if isinstance(batch, RawBatch):
+            epoch, asked, indices, images, targets = batch
+        else:
+            epoch = self.trainer.current_epoch
+            indices, images, targets = batch
+            asked = indices
+        samples = asked.numpy()
+        views = None if self.augment is None else self.augment.draw(epoch, samples)
+        mixes = None
+        if self.mixer is not None:
+            mixes = self.mixer.draw(epoch, samples, len(images if views is None else views))
+        if self.trainer.strategy.root_device.type == "cuda":
+            # Copying from memory that is not pinned would wait for the device.
+            views, mixes = apply_to_collection((views, mixes), Tensor, Tensor.pin_memory)
+        return _DrawnBatch(indices, images, targets, views, mixes)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if not isinstance(batch, _DrawnBatch):
+            return batch
+        crops: Any = batch.images
+        if self.augment is not None and batch.views is not None:
+            crops = self.augment.to(batch.indices.device)(batch.images, batch.views)
+        if self.mixer is not None and batch.mixes is not None:
+            crops = self.mixer(crops, batch.mixes)
+        assert self.trainer is not None
+        # Lightning converts crops from workers before it moves them; convert these here.
+        return [batch.indices, self.trainer.precision_plugin.convert_input(crops), batch.targets]
 
 
 class JsonLines(Logger):
@@ -159,8 +232,6 @@ class JsonLines(Logger):
     @rank_zero_only
     def go_on(self, step: int, unlogged: Mapping[str, Any] | None) -> None:
         """Restores the file to what it was when a checkpoint was written.
-
-        No other process may be using the folder.
 
         Args:
             step: optimiser steps done in the checkpoint; lines of later steps, counted from 0 as in

@@ -17,10 +17,8 @@ from solo_ext.losses.alignment import spread
 
 logger = logging.getLogger(__name__)
 METRIC = "train_embedding_spread"
-COLLAPSED = 0.02
-"""Embeddings below this spread have collapsed."""
-LOOKS = 3
-"""Number of measurements in a row before it is reported."""
+COLLAPSED, LOOKS = 0.02, 3
+"""Spread below which embeddings have collapsed, and measurements in a row until it is reported."""
 UNREADABLE = "unreadable.jsonl"
 
 
@@ -30,9 +28,7 @@ class CollapseWatch(Callback):
     Every ``log_every_n_steps`` optimiser steps, when Lightning reads what it logs, it logs
     ``train_embedding_spread`` of the first crop's embeddings
     (:func:`solo_ext.losses.alignment.spread`): the projector's, or the backbone's if there is no
-    projector.
-
-    It warns when three measurements in a row are below 0.02.
+    projector. It warns when three measurements in a row are below 0.02.
     """
 
     def __init__(self) -> None:
@@ -111,9 +107,9 @@ class UnreadableReport(Callback):
         count = len(read_jsonl(self.file))
         self._warned = count > 0
         if count:
+            images, are = ("image", "is") if count == 1 else ("images", "are")
             logger.warning(
-                f"{count} {'image' if count == 1 else 'images'} cannot be read and "
-                f"{'is' if count == 1 else 'are'} left out, named in {self.file}"
+                f"{count} {images} cannot be read and {are} left out, named in {self.file}"
             )
 
     def _write(self) -> None:
@@ -140,5 +136,5 @@ def add_lines(file: Path, names: dict[str, str]) -> None:
     """
     with locked(file.with_name(f".{file.name}.lock")):
         known = {line.get("image") for line in read_jsonl(file)}
-        lines = [{"image": name, "reason": reason} for name, reason in names.items()]
-        append_lines(file, [line for line in lines if line["image"] not in known])
+        new = [{"image": n, "reason": reason} for n, reason in names.items() if n not in known]
+        append_lines(file, new)

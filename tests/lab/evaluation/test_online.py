@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,8 +17,7 @@ from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-
-MakeConfig = Callable[..., dict[str, Any]]
+from tests.conftest import MakeConfig
 
 
 def test_online_equals_offline(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
@@ -124,9 +122,7 @@ def test_measured_after_the_last_step(
     assert (first, last) == (0, max(epochs) + 1)
 
 
-def test_one_process_trains_a_backbone_of_synchronised_batch_norm(
-    run: Path,
-) -> None:
+def test_one_process_trains_a_backbone_of_synchronised_batch_norm(run: Path) -> None:
     """Of several processes the first evaluates alone, and would wait for the others' statistics."""
     context = open_context(str(run), EvalRun())
     plain = context.backbone()

@@ -45,7 +45,7 @@ DISTILLED: dict[str, dict[str, Any]] = {
             "teacher_temperature": None,
             "queue_size": 20,
             "mixing": MIXES,
-        },
+        }
     },
     "protoseed": SMALL,
     "protoseed-old": {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from torch import Tensor
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.training.prepare import prepare
+from tests.conftest import MakeConfig
 from tests.lab.training.same_run import train
 
-MakeConfig = Callable[..., dict[str, Any]]
 VIEWS = {
     "rrc": {"crop_min_scale": 0.3},
     "color_jitter": {"prob": 0.8, "brightness": 0.4, "saturation": 0.2, "hue": 0.1},
@@ -82,12 +81,7 @@ def test_trains(
 def test_views_do_not_depend_on_batches_workers_or_memory(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    settings = (
-        ({}, 24),
-        ({"num_workers": 2}, 24),
-        ({"in_memory": True}, 24),
-        ({}, 16),
-    )
+    settings = (({}, 24), ({"num_workers": 2}, 24), ({"in_memory": True}, 24), ({}, 16))
     runs = []
     for place, (data, batch) in enumerate(settings):
         config = make_config("simclr", **ON_BATCH, max_epochs=2)
@@ -175,11 +169,7 @@ def test_images_of_another_size_end_the_run_with_a_line(
         side = 20 if number == 91 else 16
         pixels = rng.integers(0, 256, (side, 16, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(place / f"{number:02d}.png")
-    data = {
-        "augmentation": "batch",
-        "num_workers": workers,
-        "train_path": str(tmp_path / "images"),
-    }
+    data = {"augmentation": "batch", "num_workers": workers, "train_path": str(tmp_path / "images")}
     config = make_config("simclr", data=data, augmentations=[LARGE])
     with pytest.raises(UserError, match=r"^data.augmentation='batch': image .*91.png' has 16 x 20"):
         train(config, tmp_path / "run")

@@ -20,8 +20,8 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
 from solo_ext.lab.training.watch import COLLAPSED, METRIC
+from tests.conftest import MakeConfig
 
-MakeConfig = Callable[..., dict[str, Any]]
 Found = tuple[dict[int, float], list[str]]
 Train = Callable[..., Found]
 

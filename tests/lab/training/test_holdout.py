@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from solo_ext.data.loaders import training_set
 from solo_ext.data.reading import targets_of
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
-from tests.conftest import packed
+from tests.conftest import MakeConfig, packed
 from tests.lab.training.same_run import assert_resumes
-
-MakeConfig = Callable[..., dict[str, Any]]
 
 
 def _as_list(images: Path, file: Path) -> Path:
@@ -64,10 +61,7 @@ def test_every_format_parts_the_same_way(kind: str, images: Path, tmp_path: Path
 
 @pytest.mark.parametrize("more", [{}, {"augmentation": "batch", "in_memory": True}])
 def test_resumed_is_the_same(
-    more: dict[str, Any],
-    make_config: MakeConfig,
-    images: Path,
-    tmp_path: Path,
+    more: dict[str, Any], make_config: MakeConfig, images: Path, tmp_path: Path
 ) -> None:
     config = make_config(
         "simclr",
@@ -91,11 +85,7 @@ def test_what_a_script_of_solo_learn_trains_on_is_whole(images: Path) -> None:
         train_dataloader = object()
 
     data = Images(
-        dataset="custom",
-        format="dali",
-        train_path=str(images),
-        holdout=0.25,
-        unreadable="skip",
+        dataset="custom", format="dali", train_path=str(images), holdout=0.25, unreadable="skip"
     )
     found = training_set(Trainer(), CommonConfig.model_construct(data=data))
     assert len(files_of(found.images)) == 48

@@ -1,21 +1,126 @@
-"""``deterministic: true``, and networks that torch compiles."""
+"""``precision: auto``, fused optimisers, ``deterministic: true``, and compiled networks."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
+from torch import nn
 
 from solo_ext.core.errors import UserError
+from solo_ext.lab.training import cpu_precision
+from solo_ext.lab.training.cpu_precision import right
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import STEPS, config_of
 from tests.lab.training.same_run import assert_resumes, assert_same_run, train
+
+FITTING = {"augmentations": [{"crop_size": 32, "num_crops": 2}], "precision": "auto"}
+"""Maps of two pixels or more before every convolution with a stride."""
+
+
+def has(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
+    """Makes a processor with these features."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(features, True))
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [(("avx2",), "32-true"), (("avx512_bf16",), "bf16-mixed"), (("amx_bf16",), "bf16-mixed")],
+)
+def test_what_the_processor_has(
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    features: tuple[str, ...],
+    expected: str,
+) -> None:
+    has(monkeypatch, *features)
+    monkeypatch.setattr(cpu_precision, "right", lambda *_: True)
+    assert prepare(make_config("simclr", **FITTING)).run.precision == expected
+
+
+def test_a_torch_that_cannot_tell(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.10, the oldest that is supported."""
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert prepare(make_config("simclr", **FITTING)).run.precision == "32-true"
+
+
+def test_a_wrong_convolution_is_named(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    has(monkeypatch, "avx512_bf16")
+    monkeypatch.setattr(cpu_precision, "right", lambda layer, shape, _: shape[1:] != (2, 2))
+    with caplog.at_level(logging.INFO):
+        assert prepare(make_config("simclr", **FITTING)).run.precision == "32-true"
+    (line,) = [r.message for r in caplog.records if r.message.startswith("precision: 32-true")]
+    assert "Conv2d" in line
+    assert "of 2 x 2 pixels" in line
+
+
+def test_the_check_meets_every_size(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(monkeypatch, "avx512_bf16")
+    met: list[tuple[int, ...]] = []
+    monkeypatch.setattr(cpu_precision, "right", lambda layer, shape, _: met.append(shape) or True)
+    crops = [{"crop_size": 64, "num_crops": 2}, {"crop_size": 32, "num_crops": 1}]
+    prepare(make_config("simclr", **{**FITTING, "augmentations": crops}))
+    assert {(3, 64, 64), (3, 32, 32)} <= set(met)
+    assert len(met) > len(set(met)), "layers of one input differ"
+
+
+def test_right_and_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Conv2d(4, 8, 3, padding=1)
+    assert right(layer, (4, 5, 5))
+    assert not right(nn.Conv2d(4, 8, 3), (4, 2, 2)), "no result at all"
+    gradients = torch.autograd.grad
+
+    def spoilt(y: torch.Tensor, inputs: Any, towards: torch.Tensor) -> Any:
+        of_map, of_weight = gradients(y, inputs, towards)
+        return of_map, of_weight * (1.1 if y.dtype == torch.bfloat16 else 1.0)
+
+    monkeypatch.setattr(torch.autograd, "grad", spoilt)
+    assert not right(layer, (4, 5, 5))
+
+
+def test_other_runs_keep_theirs(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_precision, "right", lambda *_: pytest.fail("looked at"))
+    assert prepare(make_config("simclr")).run.precision == "32-true"
+    assert prepare(make_config("simclr", precision="bf16-mixed")).run.precision == "bf16-mixed"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "expected"),
+    [
+        ({"name": "sgd"}, "bf16-mixed", True),
+        ({"name": "adamw"}, "32-true", True),
+        ({"name": "sgd", "kwargs": {"fused": False}}, "bf16-mixed", False),
+        ({"name": "sgd"}, "16-mixed", None),
+        ({"name": "lars"}, "bf16-mixed", None),
+    ],
+    ids=str,
+)
+def test_fused_optimisers_on_a_gpu(
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: dict[str, Any],
+    precision: str,
+    expected: bool | None,
+) -> None:
+    config = make_config("simclr", optimizer=optimizer, precision=precision)
+    assert "fused" not in prepare(make_config("simclr")).run.optimizer.kwargs
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    run = prepare({**config, "accelerator": "gpu"}).run
+    assert run.optimizer.kwargs.get("fused") is expected
+    assert run.precision == precision
+
 
 REST = ("debiased", "hard_negative", "metric", "nnclr_symmetric", "protocpc", "protoseed")
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests import forks
+from tests.conftest import MakeConfig
 from tests.lab.training.same_run import assert_same_run
 
-MakeConfig = Callable[..., dict[str, Any]]
 PRETRAIN = (*forks.SOLO_EXT, "pretrain")
 
 

@@ -14,9 +14,9 @@ import yaml
 
 from solo_ext.lab.training.run_dir import checkpoints
 from tests import forks
+from tests.conftest import MakeConfig
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="capset")
-MakeConfig = Callable[..., dict[str, Any]]
 BOUND = """
 import ctypes, sys
 from solo_ext.lab.cli.main import main

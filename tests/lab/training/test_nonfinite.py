@@ -25,13 +25,13 @@ from solo_ext.host.classifier import class_loss
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.training import nonfinite
 from solo_ext.lab.training import pretrain as pretraining
-from solo_ext.lab.training.nonfinite import NONFINITE, largest
+from solo_ext.lab.training.nonfinite import NONFINITE, _largest
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
+from tests.conftest import MakeConfig
 from tests.lab.training.same_run import same_weights, train, weights
 from tests.scripts import run_script
 
-MakeConfig = Callable[..., dict[str, Any]]
 Seldom = Callable[[int], None]
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -155,9 +155,9 @@ def test_a_mean_over_labels_where_there_are_some() -> None:
 def test_the_largest_value() -> None:
     """Neither a huge one nor an empty tensor is a fault; an infinite or missing number is."""
     tensors = [torch.tensor([3e38, -3e38] * 10), torch.zeros(0), torch.tensor([-5.0]).bfloat16()]
-    assert largest(tensors).item() == pytest.approx(3e38)
+    assert _largest(tensors).item() == pytest.approx(3e38)
     for bad in ("inf", "-inf", "nan"):
-        assert not largest([*tensors, torch.tensor([[1, float(bad)]])]).isfinite()
+        assert not _largest([*tensors, torch.tensor([[1, float(bad)]])]).isfinite()
 
 
 @pytest.mark.fault
@@ -459,10 +459,7 @@ class _AskedInSteps(Callback):
 
 
 def test_no_value_is_asked_for_in_a_step(
-    make_config: MakeConfig,
-    tmp_path: Path,
-    seldom: Seldom,
-    monkeypatch: pytest.MonkeyPatch,
+    make_config: MakeConfig, tmp_path: Path, seldom: Seldom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two looks no more than without the watches; to leave batches out asks for most."""
     kwargs = {"queue_size": 16}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from solo_ext import host
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-
-MakeConfig = Callable[..., dict[str, Any]]
+from tests.conftest import MakeConfig
 
 
 @pytest.mark.parametrize("devices", [2, "2"])

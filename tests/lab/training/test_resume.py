@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 
 from solo_ext.config.schema import Images
+from solo_ext.core.errors import StoppedBySignal
 from solo_ext.data.convert import convert
 from solo_ext.data.images import open_images
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import METRICS, PREVIOUS, checkpoints, read_config
 from solo_ext.memory.heads import ClassWeights
+from tests.conftest import MakeConfig
 from tests.data.making import write_tars
 from tests.lab.training.resumable import STEPS, KillAt, config_of
-from tests.lab.training.same_run import (
-    assert_resumes,
-    assert_same_run,
-    logged,
-    train,
-    train_killed,
-)
+from tests.lab.training.same_run import assert_resumes, assert_same_run, logged, train, train_killed
 
-MakeConfig = Callable[..., dict[str, Any]]
 METHODS = (
     "debiased",
     "simclr",
@@ -79,10 +78,7 @@ def test_resumed_equals_uninterrupted(
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "in_memory"), [(STEPS + 2, False), (STEPS, True)])
 def test_augmentation_on_the_batch(
-    step: int,
-    in_memory: bool,
-    make_config: MakeConfig,
-    tmp_path: Path,
+    step: int, in_memory: bool, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """Multi-crop, and views that are mixed."""
     mix = {"name": "cutmix", "min_share": 0.6}
@@ -124,9 +120,7 @@ def test_from_shards(
 
 
 def test_clusters_are_rematched_as_before(
-    make_config: MakeConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Class weights and their momentum move with the clusters, in a resumed run too."""
     moves: list[tuple[list[int], list[int]]] = []
@@ -239,8 +233,7 @@ def test_auto_resume_finds_the_run_of_the_config(make_config: MakeConfig, tmp_pa
     assert done.run_dir == stopped
     assert done.epochs == 3
     fresh = pretrain(
-        prepare({**config, "auto_resume": {"enabled": False}, "max_epochs": 3}),
-        show_progress=False,
+        prepare({**config, "auto_resume": {"enabled": False}, "max_epochs": 3}), show_progress=False
     )
     assert fresh.run_dir != stopped
 
@@ -254,3 +247,74 @@ def test_config_of_the_run_is_complete(make_config: MakeConfig, tmp_path: Path) 
     assert again.run == prepared.run
     assert again.cfg == prepared.cfg
     assert again.cfg.optimizer.lr == pytest.approx(0.05 * 8 / 256)
+
+
+BATCH = STEPS + 4
+"""So many batches are done when the second epoch's second validation is due."""
+
+
+def killed_within() -> Callback:
+    """Before it has said anything."""
+
+    def kill(trainer: Any, *_: Any) -> None:
+        if trainer.fit_loop.epoch_loop.total_batch_idx == BATCH - 1:
+            raise RuntimeError("killed")
+
+    return LambdaCallback(on_validation_start=kill)
+
+
+def killed_after() -> Callback:
+    return KillAt(BATCH)
+
+
+def signalled(hook: str) -> Callable[[], Callback]:
+    """Within the step before it, or within itself."""
+
+    def make() -> Callback:
+        def send(trainer: Any, *_: Any) -> None:
+            if trainer.fit_loop.epoch_loop.total_batch_idx == BATCH - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        return LambdaCallback(**{hook: send})
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize(
+    ("stop", "validated", "accumulated"),
+    [
+        (killed_within, False, 2),
+        (killed_after, True, 1),
+        (signalled("on_train_batch_start"), True, 2),
+        (signalled("on_validation_start"), True, 1),
+    ],
+    ids=["killed-within", "killed-after", "signal-before", "signal-within"],
+)
+def test_the_log_is_that_of_the_whole_run(
+    stop: Callable[[], Callback],
+    validated: bool,
+    accumulated: int,
+    make_config: MakeConfig,
+    images: Path,
+    tmp_path: Path,
+) -> None:
+    config = config_of(
+        make_config,
+        "debiased",
+        data={"val_path": str(images)},
+        val_check_interval=2,
+        log_every_n_steps=1,
+        accumulate_grad_batches=accumulated,
+    )
+    train(config, tmp_path / "whole")
+    assert sum("val_acc1" in line for line in logged(tmp_path / "whole")) == 3 * STEPS // 2
+    parts = tmp_path / "parts"
+    with pytest.raises((RuntimeError, StoppedBySignal), match=r"killed|SIGTERM"):
+        train(config, parts, callbacks=[stop()])
+    # One is written after its validation, where one is due.
+    batches = BATCH if validated else BATCH - accumulated
+    assert checkpoints(parts)[-1].step == batches // accumulated
+    resume(parts)
+    assert_same_run(tmp_path / "whole", parts)

@@ -17,10 +17,8 @@ from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import CONFIG, METRICS, PREVIOUS, checkpoints
-from tests.conftest import packed
+from tests.conftest import MakeConfig, packed
 from tests.lab.training.same_run import same_weights, train, train_killed
-
-MakeConfig = Callable[..., dict[str, Any]]
 
 
 def tear(file: Path) -> None:
@@ -131,10 +129,7 @@ def in_hdf5(folder: Path) -> Path:
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("data", "kept"),
-    [
-        ({}, as_they_are),
-        ({"format": "h5", "no_labels": True, "unreadable": "skip"}, in_hdf5),
-    ],
+    [({}, as_they_are), ({"format": "h5", "no_labels": True, "unreadable": "skip"}, in_hdf5)],
     ids=["folder", "skip-no_labels"],
 )
 def test_other_images_are_refused(
@@ -160,17 +155,22 @@ def test_other_images_are_refused(
         resume(run)
 
 
-def test_a_copy_of_the_images_will_do(
+def test_a_copy_of_the_images_and_settings_that_change_no_number_will_do(
     make_config: MakeConfig, images: Path, tmp_path: Path
 ) -> None:
     """As after a requeued job has unpacked them on another machine, files of another time."""
     copy = Path(shutil.copytree(images, tmp_path / "copy", copy_function=shutil.copyfile))
-    configs = [
-        make_config("debiased", data={"train_path": str(folder)}, max_epochs=2)
-        for folder in (images, copy)
-    ]
-    train_killed(configs[0], tmp_path / "run", 3)
-    train(configs[1], tmp_path / "run")
+    first, second = (
+        make_config(
+            "debiased",
+            data={"train_path": str(folder), "num_workers": workers},
+            log_every_n_steps=workers + 1,
+            max_epochs=2,
+        )
+        for workers, folder in enumerate((images, copy))
+    )
+    train_killed(first, tmp_path / "run", 3)
+    train(second, tmp_path / "run")
     assert checkpoints(tmp_path / "run")[-1].epoch == 1
 
 
@@ -205,16 +205,6 @@ def test_what_cannot_be_read_now_keeps_its_name(
     with pytest.raises(UserError, match=r"ep=1\.ckpt' cannot be read \(Input/output error\)"):
         resume(run)
     assert sorted(run.iterdir()) == before
-
-
-def test_settings_that_change_no_number_may_change(make_config: MakeConfig, tmp_path: Path) -> None:
-    first, second = (
-        make_config("debiased", data={"num_workers": n}, log_every_n_steps=n + 1, max_epochs=2)
-        for n in (0, 1)
-    )
-    train_killed(first, tmp_path / "run", 3)
-    train(second, tmp_path / "run")
-    assert checkpoints(tmp_path / "run")[-1].epoch == 1
 
 
 @pytest.mark.fault

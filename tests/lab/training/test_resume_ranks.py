@@ -24,11 +24,7 @@ def test_clusters_and_bank_that_are_shared_out(make_config: MakeConfig, tmp_path
     """A bank that lacks some images, and class weights that follow the clusters."""
     config = make_config(
         "metric",
-        method_kwargs={
-            "loss": "arcface_loss_func",
-            "classes": "cluster",
-            "clusters": CLUSTERS,
-        },
+        method_kwargs={"loss": "arcface_loss_func", "classes": "cluster", "clusters": CLUSTERS},
         # Of 24 images of a process four are left out of every epoch.
         optimizer={"batch_size": 10, "lr": 0.05},
         checkpoint={"every_n_steps": 1},

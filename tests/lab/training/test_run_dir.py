@@ -1,19 +1,22 @@
-"""Names and contents of run directories."""
+"""Names and contents of run directories, one for all processes and starts of a run."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from lightning.pytorch.callbacks import LambdaCallback
 
-from solo_ext.config.schema import AutoResume
+from solo_ext.config.check import check_run
+from solo_ext.config.schema import AutoResume, RunConfig
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.cli.main import main
@@ -24,17 +27,17 @@ from solo_ext.lab.training.run_dir import (
     ENVIRONMENT,
     LOCK,
     METRICS,
+    _choose_run_dir,
+    _numberless_run_dir,
+    agreed_run_dir,
     check_run_dir,
     checkpoints,
-    choose_run_dir,
     read_config,
-    run_digest,
 )
 from solo_ext.lab.training.trainer import JsonLines
+from tests.conftest import MakeConfig
 from tests.lab.training.resumable import KillAt
 from tests.lab.training.same_run import train, train_killed
-
-MakeConfig = Callable[..., dict[str, Any]]
 
 
 def test_checkpoints_are_ordered_by_progress(tmp_path: Path) -> None:
@@ -43,46 +46,41 @@ def test_checkpoints_are_ordered_by_progress(tmp_path: Path) -> None:
     (tmp_path / ".a-ep=11.ckpt.saving").touch()
     (tmp_path / "other.ckpt").touch()
     names = [c.path.name for c in checkpoints(tmp_path)]
-    assert names == [
-        "a-ep=9.ckpt",
-        "a-ep=10-step=90.ckpt",
-        "a-ep=10-step=700.ckpt",
-        "a-ep=10.ckpt",
-    ]
+    assert names == ["a-ep=9.ckpt", "a-ep=10-step=90.ckpt", "a-ep=10-step=700.ckpt", "a-ep=10.ckpt"]
 
 
 def test_digest_follows_what_changes_the_numbers(make_config: MakeConfig) -> None:
     run = prepare(make_config("simclr")).run
 
-    def changed(**changes: Any) -> str:
-        return run_digest(run.model_copy(update=changes))
+    def place(**changes: Any) -> Path:
+        return _numberless_run_dir(run.model_copy(update=changes))
 
     # A run that stopped at a loss that is not finite can go on in its directory.
     same = {"loggers": [], "on_nonfinite": "skip"}
     for key, value in same.items():
-        assert run_digest(run) == changed(**{key: value})
+        assert place() == place(**{key: value})
     for key, value in {"max_epochs": 9, "seed": run.seed + 1, "method_kwargs": {}}.items():
-        assert run_digest(run) != changed(**{key: value})
+        assert place() != place(**{key: value})
 
 
 def test_run_dirs_do_not_collide(make_config: MakeConfig, tmp_path: Path) -> None:
     given = prepare(make_config("simclr", checkpoint={"dir": str(tmp_path)})).run
     automatic = given.model_copy(update={"auto_resume": AutoResume(enabled=True, max_hours=2.0)})
-    first = choose_run_dir(given)
-    assert choose_run_dir(automatic) == first
+    first = _choose_run_dir(given)
+    assert _choose_run_dir(automatic) == first
     first.mkdir(parents=True)
-    second = choose_run_dir(given)
+    second = _choose_run_dir(given)
     assert second.name == f"{first.name}-2"
-    assert choose_run_dir(automatic) == second, "there is nothing to resume in the first"
+    assert _choose_run_dir(automatic) == second, "there is nothing to resume in the first"
     checkpoint = first / "tiny-x-ep=0.ckpt"
     checkpoint.touch()
-    assert choose_run_dir(automatic) == first
+    assert _choose_run_dir(automatic) == first
     second.mkdir()
     (second / "tiny-x-ep=0.ckpt").touch()
-    assert choose_run_dir(automatic) == second, "the latest is meant"
+    assert _choose_run_dir(automatic) == second, "the latest is meant"
     old = time.time() - 3 * 3600
     os.utime(second / "tiny-x-ep=0.ckpt", (old, old))
-    assert choose_run_dir(automatic).name == f"{first.name}-3"
+    assert _choose_run_dir(automatic).name == f"{first.name}-3"
 
 
 def test_a_named_checkpoint_only_begins_a_run(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -295,3 +293,89 @@ def test_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:
     lines.file.unlink()
     lines.go_on(2, last)
     assert held() == [(1, {"b"})]
+
+
+# The second process looks once the first has made its directory; when both have, they fail, once.
+LATE = """
+import os, sys, time
+from pathlib import Path
+import yaml
+from solo_ext.config.check import check_run
+from solo_ext.lab.training.run_dir import agreed_run_dir
+
+rank, again = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+given = check_run(yaml.safe_load(Path(sys.argv[1]).read_text()))
+
+def wait_for(number):
+    while not Path(f"{sys.argv[1]}-{number}-{again}").exists():
+        time.sleep(0.05)
+
+if rank:
+    wait_for(0)
+path = agreed_run_dir(given)
+path.mkdir(parents=True, exist_ok=True)
+print("took", rank, again, path, flush=True)
+Path(f"{sys.argv[1]}-{rank}-{again}").touch()
+wait_for(1 - rank)
+sys.exit(0 if again else 1)
+"""
+
+
+@pytest.fixture
+def given(make_config: MakeConfig, tmp_path: Path) -> RunConfig:
+    return check_run(make_config("simclr", checkpoint={"dir": str(tmp_path / "runs")}))
+
+
+@pytest.mark.slow
+def test_processes_of_torchrun(given: RunConfig, tmp_path: Path) -> None:
+    """The same one, and again after a restart: the run goes on there."""
+    (tmp_path / "late.py").write_text(LATE)
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(given.model_dump()))
+    words = ["--standalone", "--nproc_per_node=2", "--max_restarts=1"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", *words),
+            *(str(tmp_path / "late.py"), str(tmp_path / "given.yaml")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = sorted(line.split()[1:] for line in done.stdout.splitlines() if "took" in line)
+    first = str(_choose_run_dir(given)).removesuffix("-2")
+    assert lines == [[rank, again, first] for rank in "01" for again in "01"]
+
+
+@pytest.mark.parametrize(
+    ("job", "ending"),
+    [
+        ({"SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "pcl"}, "-job-17"),
+        (
+            {"SLURM_JOB_ID": "19", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"},
+            "-job-17_2",
+        ),
+    ],
+    ids=["job", "array"],
+)
+def test_a_requeued_job_goes_on(
+    job: dict[str, str], ending: str, given: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = _choose_run_dir(given)
+    for key, value in job.items():
+        monkeypatch.setenv(key, value)
+    path = agreed_run_dir(given)
+    assert path == plain.with_name(plain.name + ending)
+    path.mkdir(parents=True)
+    assert agreed_run_dir(given) == path
+
+
+def test_by_hand_within_a_job(given: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call is another run."""
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_JOB_NAME", "interactive")
+    first = agreed_run_dir(given)
+    first.mkdir(parents=True)
+    assert agreed_run_dir(given).name == f"{first.name}-2"

@@ -9,7 +9,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from solo_ext.lab.training.signals import SIGNALS
 from tests import forks
+from tests.conftest import MakeConfig
 from tests.lab.training.same_run import same_weights, train
 from tests.scripts import run_script
 
-MakeConfig = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 STEPS = 2
 """Steps per epoch."""

@@ -1,11 +1,11 @@
-"""``eval map``: features in two dimensions, as pictures."""
+"""Protocols that draw: features in two dimensions, and test images beside their nearest ones."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from annotated_types import Ge, MinLen
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE, trustworthiness
 from torch import Tensor
@@ -22,21 +23,26 @@ from solo_ext.config.schema import Seed
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
+from solo_ext.data.transforms import FixedView
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import Protocol, Row
 from solo_ext.lab.pages import plain_text, png_of
+from solo_ext.memory.knn import cosines, inverse_norms
 
 Method = Literal["pca", "tsne", "umap"]
 _TITLES: dict[Method, str] = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 _BEFORE_TSNE = 50
 _NEIGHBOURS = 15
 _LEGEND_ROWS = 20
+_RIGHT, _WRONG, _PLAIN, _PALE = "#12813b", "#b3261e", "#202020", "#d0d0d0"
+_BLOCK = 2**24
+_PIXELS = 128
 
 
 class FeatureMap(Protocol):
     """Settings of ``eval map``: features in two dimensions, a picture for each method.
 
-    >>> FeatureMap(methods=["pca"], max_images=1000).perplexity
+    >>> FeatureMap(methods=["pca"]).perplexity
     30.0
     """
 
@@ -61,7 +67,7 @@ class FeatureMap(Protocol):
             ConfigError: fewer than four images.
         """
         features, targets = getattr(context.features, self.split)
-        drawn = seeded_sample(targets, self.max_images, self.seed, self.max_classes)
+        drawn = _seeded_sample(targets, self.max_images, self.seed, self.max_classes)
         if len(drawn) < 4:
             problem = f"leaves {len(drawn)} images"
             raise ConfigError("max_images", self.max_images, problem, "a map needs four")
@@ -76,7 +82,7 @@ class FeatureMap(Protocol):
             points, axes = self._points(x, method)
             title = f"{_TITLES[method]} of {context.title}, {about}"
             picture = f"map_{method}.png"
-            save_picture(_draw_map(points, targets, names, title, axes), context.out / picture)
+            _save_picture(_draw_map(points, targets, names, title, axes), context.out / picture)
             kept = round(float(trustworthiness(x, points, n_neighbors=count)), 4)
             row: Row = {"method": method, "images": len(drawn), "trustworthiness": kept}
             rows.append({**row, "picture": picture})
@@ -85,7 +91,6 @@ class FeatureMap(Protocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """Trustworthiness of each method."""
         return {f"trustworthiness_{r['method']}": float(r["trustworthiness"]) for r in rows}
 
     def _points(
@@ -165,16 +170,108 @@ def _draw_map(
         )
         for text, label in zip(legend.get_texts(), present, strict=True):
             # Set it afterwards: a legend leaves out labels with a leading underscore.
-            text.set_text(shortened(classes[label], 24))
+            text.set_text(_shortened(classes[label], 24))
     return figure
 
 
-def seeded_sample(targets: Tensor, count: int, seed: int, max_classes: int | None = None) -> Tensor:
-    """Draws at most ``count`` rows of at most ``max_classes`` classes; indices in ascending order.
+class Neighbors(Protocol):
+    """Settings of ``eval neighbors``: test images beside the nearest training images.
 
-    >>> seeded_sample(torch.tensor([0, 1, 0]), count=9, seed=0, max_classes=1).tolist()
-    [0, 2]
+    >>> Neighbors(queries=5)
+    Neighbors(queries=5, k=8, seed=0)
     """
+
+    title: ClassVar[str] = "Nearest neighbours"
+
+    queries: PositiveInt = 10
+    k: PositiveInt = 8
+    seed: Seed = 0
+
+    def run(self, context: EvalContext) -> list[Row]:
+        """One row: ``queries`` shown, ``k``, ``precision`` over the test split, ``picture``.
+
+        ``precision`` is the percentage of the k nearest training images, by cosine similarity,
+        with the class of the test image, over all test images and not only those shown.
+
+        Raises:
+            ConfigError: fewer training images than ``k``.
+        """
+        (bank, labels), (x, targets) = context.features.train, context.features.test
+        if len(bank) < self.k:
+            raise ConfigError("k", self.k, f"there are {len(bank)} training images", "take fewer")
+        places, similarities = _nearest(x.to(context.device), bank.to(context.device), self.k)
+        precision = 100.0 * float((labels[places] == targets[:, None]).float().mean())
+        view, names = FixedView(context.cfg.augmentations[0].crop_size), context.class_names
+        grid = []
+        for query in _seeded_sample(targets, self.queries, self.seed).tolist():
+            image, own = context.test[query]
+            row = [_Shown(view(image.convert("RGB")), names[own])]
+            for place, cosine in zip(places[query], similarities[query].tolist(), strict=True):
+                image, target = context.train[int(place)]
+                right = target == own
+                row.append(_Shown(view(image.convert("RGB")), names[target], cosine, right))
+            grid.append(row)
+        about = f"{context.title}: precision at {self.k} over the test split {precision:.1f} %"
+        picture = "neighbors.png"
+        _save_picture(_draw_grid(grid, about), context.out / picture)
+        return [{"queries": len(grid), "k": self.k, "precision": precision, "picture": picture}]
+
+    @classmethod
+    def headline(cls, rows: list[Row]) -> dict[str, float]:
+        return {"precision": float(rows[0]["precision"])}
+
+
+@torch.no_grad()
+def _nearest(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Indices (n, k) of the rows with the largest cosines to each query, and the cosines."""
+    scale = inverse_norms(bank)
+    found = [
+        cosines(part, bank, scale).topk(k, dim=1)
+        for part in torch.split(queries, max(1, _BLOCK // len(bank)))
+    ]
+    return torch.cat([f.indices for f in found]).cpu(), torch.cat([f.values for f in found]).cpu()
+
+
+class _Shown(NamedTuple):
+    """An image, its class's name, similarity to the query, and whether it has the query's class."""
+
+    image: Image.Image
+    name: str
+    similarity: float | None = None
+    right: bool = True
+
+
+def _draw_grid(rows: Sequence[Sequence[_Shown]], title: str) -> Figure:
+    """Draws a row for each query, which comes first, with as many neighbours in all rows.
+
+    Neighbours of the query's class have a green frame, the others none and a red name.
+    """
+    columns = len(rows[0])
+    with plain_text():
+        size = (1.12 * columns + 0.35, 1.38 * len(rows) + 0.75)
+        figure = Figure(figsize=size, dpi=130, layout="constrained")
+        figure.suptitle(title, fontsize=11, x=0.02, ha="left")
+        plots = figure.subplots(len(rows), columns, squeeze=False)
+        for plot, shown in zip(plots.flat, (shown for row in rows for shown in row), strict=True):
+            side = max(_PIXELS, *shown.image.size)
+            plot.imshow(shown.image.resize((side, side), Image.Resampling.BICUBIC))
+            label, ink, frame, width = _shortened(shown.name, 15), _PLAIN, _PLAIN, 1.2
+            if shown.similarity is not None:
+                label = f"{label}\n{shown.similarity:.2f}"
+                frame, width = (_RIGHT, 3.2) if shown.right else (_PALE, 0.6)
+                ink = _PLAIN if shown.right else _WRONG
+            plot.set(xticks=[], yticks=[])
+            plot.spines[:].set(color=frame, linewidth=width)
+            plot.set_xlabel(label, fontsize=7.5, color=ink)
+        plots[0, 0].set_title("query", fontsize=9, loc="left")
+        plots[0, 1].set_title("nearest first →", fontsize=9, loc="left")
+    return figure
+
+
+def _seeded_sample(
+    targets: Tensor, count: int, seed: int, max_classes: int | None = None
+) -> Tensor:
+    """Draws at most ``count`` rows of at most ``max_classes`` classes; ascending indices."""
     generator = torch.Generator().manual_seed(seed)
     classes = torch.unique(targets)
     if max_classes is not None and len(classes) > max_classes:
@@ -183,23 +280,10 @@ def seeded_sample(targets: Tensor, count: int, seed: int, max_classes: int | Non
     return rows[torch.randperm(len(rows), generator=generator)[:count]].sort().values
 
 
-def save_picture(figure: Figure, file: Path) -> None:
-    """Writes a figure as PNG, creating the folder; equal figures give equal files.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "maps" / "pca.png"
-    >>> save_picture(Figure(figsize=(2, 1)), file)
-    >>> file.read_bytes()[1:4]
-    b'PNG'
-    """
+def _save_picture(figure: Figure, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     refuse_link(file).write_bytes(png_of(figure))
 
 
-def shortened(name: str, longest: int) -> str:
-    """Cuts the end off a name that is too long.
-
-    >>> shortened("wheelbarrow", longest=6)
-    'wheel…'
-    """
+def _shortened(name: str, longest: int) -> str:
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
