@@ -139,10 +139,18 @@ def assemble(
         "no prototypes" if prototypes is None else f"{len(prototypes)} prototypes",
         *notes,
     ]
-    means, deviations = (tuple(float(v) for v in given) for given in (mean, std))
-    dims = features_dim, embed_dim
-    images = means, deviations, input_size
-    return LoadedTeacher(backbone, network, prototypes, *dims, *images, digest, ", ".join(parts))
+    return LoadedTeacher(
+        backbone=backbone,
+        head=network,
+        prototypes=prototypes,
+        features_dim=features_dim,
+        embed_dim=embed_dim,
+        mean=tuple(float(v) for v in mean),
+        std=tuple(float(v) for v in std),
+        input_size=input_size,
+        digest=digest,
+        description=", ".join(parts),
+    )
 
 
 def _vectors(network: nn.Module, x: Tensor, name: str) -> Tensor:

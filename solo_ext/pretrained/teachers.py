@@ -115,8 +115,9 @@ def _load_moco_v2(source: TeacherSource) -> LoadedTeacher:
     # A single linear layer would be a classifier, or MoCo v1's head.
     single = [start + key for key in head if not key[0].isdigit()]
     refuse_keys(single, title, "allowed: fc.0.* and fc.2.*, the head, or none of fc.*")
-    behind = {"head": head, "head_prefix": start}
-    return _assembled(source, "resnet50", backbone, title, outer + inner, **behind)
+    return _assembled(
+        source, "resnet50", backbone, title, outer + inner, head=head, head_prefix=start
+    )
 
 
 def _load_swav(source: TeacherSource) -> LoadedTeacher:
