@@ -25,7 +25,7 @@ class SoloExtSearchPath(SearchPathPlugin):
             add_resolvers()
             if "solo.methods" in sys.modules:
                 from solo_ext import register
-                from solo_ext.core.messages import show_messages
+                from solo_ext.core.errors import show_messages
 
                 show_messages()
                 register()

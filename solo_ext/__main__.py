@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from solo_ext.core.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, nearest, show_messages
 
 logger = logging.getLogger("solo_ext.launcher")
 _OF_MAIN_UMAP = {"matplotlib", "pandas", "seaborn", "umap", "wandb"}
@@ -70,7 +70,6 @@ def _prepare(script: str) -> None:
     import torch
 
     from solo_ext import register
-    from solo_ext.core.messages import show_messages
     from solo_ext.data.digits import add_resolvers
     from solo_ext.host import patches
     from solo_ext.lab.training.lightning_internals import start_other_ranks_by

@@ -26,7 +26,7 @@ from solo_ext.config.untrusted import check_yaml, refuse_hydra_section
 from solo_ext.core.errors import ConfigError, UserError, first_line, nearest
 from solo_ext.core.files import config_root, is_file, read_text
 
-NAMESPACE = "solo_ext"
+_NAMESPACE = "solo_ext"
 
 
 def shipped_configs() -> list[str]:
@@ -35,7 +35,7 @@ def shipped_configs() -> list[str]:
     >>> "digits/pcl" in shipped_configs()
     True
     """
-    root = config_root() / NAMESPACE
+    root = config_root() / _NAMESPACE
     found = (p.relative_to(root).with_suffix("") for p in root.glob("*/*.yaml"))
     helpers = {"augmentations", "base", "benchmark", "eval", "linear", "teachers"}
     return sorted(p.as_posix() for p in found if p.parts[0] not in helpers)
@@ -60,14 +60,13 @@ def compose(
         ConfigError: no such config, or one that names code to run.
         UserError: a path that is no folder, or an override or YAML file that cannot be read.
 
-    >>> config = compose("digits/debiased", ["max_epochs=2", "method_kwargs.temperature=0.1"])
-    >>> config["method"], config["max_epochs"], config["method_kwargs"]["temperature"]
-    ('debiased', 2, 0.1)
+    >>> compose("digits/debiased", ["optimizer.lr=0.1"])["optimizer"]["lr"]
+    0.1
     """
     name = config_name.removesuffix(".yaml")
     suffix = "" if name.endswith(".yml") else ".yaml"
     if config_path is None:
-        root, full = config_root(), f"{NAMESPACE}/{name.removeprefix(NAMESPACE + '/')}"
+        root, full = config_root(), f"{_NAMESPACE}/{name.removeprefix(_NAMESPACE + '/')}"
         known = shipped_configs()
     else:
         root, full = config_path.expanduser().resolve(), name
@@ -79,10 +78,12 @@ def compose(
     file = root / f"{full}{suffix}"
     if not is_file(file):
         raise ConfigError("--config-name", config_name, "no such config", nearest(name, known))
-    groups, values = _split(parse(overrides))
+    parsed = parse(overrides)
+    # Hydra applies those of config groups; values are set afterwards.
+    groups = [o for o in parsed if "/" in o.key_or_group or o.package is not None]
     cfg = _composed(root, full, groups)
     OmegaConf.set_struct(cfg, False)
-    apply_overrides(cfg, values)
+    apply_overrides(cfg, [o for o in parsed if o not in groups])
     folder = full.partition("/")[0] if config_path is not None and "/" in full else None
     if folder in cfg and folder not in RunConfig.model_fields:
         raise UserError(
@@ -134,7 +135,6 @@ class _CheckedFiles(FileConfigSource):
 
 @contextlib.contextmanager
 def _files_checked() -> Iterator[None]:
-    """Lets Hydra read files through :class:`_CheckedFiles`."""
     Plugins.instance()
     known, scheme = SourcesRegistry.instance().types, FileConfigSource.scheme()
     before = known[scheme]
@@ -146,11 +146,6 @@ def _files_checked() -> Iterator[None]:
 
 
 def _resolved(cfg: DictConfig) -> dict[str, Any]:
-    """A plain mapping with interpolations resolved.
-
-    Raises:
-        ConfigError: an interpolation that cannot be resolved, or a value that is still missing.
-    """
     try:
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -160,9 +155,8 @@ def _resolved(cfg: DictConfig) -> dict[str, Any]:
             node = OmegaConf.select(cfg, parent) if parent else cfg
             held = node._get_node(last) if isinstance(node, DictConfig) else None
             value = held._value() if held is not None else None
-            raise ConfigError(
-                key, value, first_line(error), "write a value, or one that can be resolved"
-            ) from error
+            remedy = "write a value, or one that can be resolved"
+            raise ConfigError(key, value, first_line(error), remedy) from error
         raise UserError(f"{key}: {_text(error)}") from error
     assert isinstance(plain, dict)
     return {str(k): v for k, v in plain.items()}
@@ -176,10 +170,6 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
     >>> [(o.key_or_group, o.value()) for o in parse(["optimizer.lr=0.1", "data.val_path=null"])]
     [('optimizer.lr', 0.1), ('data.val_path', None)]
-    >>> parse(["optimizer.lr"])
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.UserError: override 'optimizer.lr' cannot be read: write ...
     """
     parts = [word.partition("=") for word in overrides]
     words = [
@@ -241,12 +231,6 @@ def _delete(cfg: DictConfig, key: str, value: Any) -> None:
     if value is not None and (held := node[place]) != value:
         raise ConfigError(key, held, f"is not {value!r}", f"write ~{key} to delete it")
     del node[place]
-
-
-def _split(overrides: Sequence[Override]) -> tuple[list[Override], list[Override]]:
-    """Splits off overrides of config groups, which Hydra applies; values are set afterwards."""
-    groups = [o for o in overrides if "/" in o.key_or_group or o.package is not None]
-    return groups, [o for o in overrides if o not in groups]
 
 
 def _text(error: Exception) -> str:

@@ -171,9 +171,8 @@ class Images(Section):
 class Data(Images):
     """``data``: where the images are. ``num_*`` are filled in and not written by hand.
 
-    >>> data = Data(dataset="cifar10", train_path="datasets/cifar10", fraction=0.1)
-    >>> data.format, data.fraction, data.path("val")
-    ('image_folder', 0.1, None)
+    >>> Data(dataset="cifar10", train_path="datasets/cifar10").format
+    'image_folder'
     """
 
     dataset: Literal["cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom"]
@@ -240,7 +239,7 @@ class ColorJitter(Chance):
 
     @property
     def strengths(self) -> tuple[float, float, float, float]:
-        """In the order of torchvision's arguments; hue is the last."""
+        """In the order of torchvision's arguments."""
         return self.brightness, self.contrast, self.saturation, self.hue
 
 
@@ -318,9 +317,8 @@ class Crop(Section):
 class Augmentation(View, Crop):
     """One entry of ``augmentations``: a pipeline, and how many crops it makes.
 
-    >>> two = Augmentation(crop_size=32, num_crops=2, rrc={"crop_min_scale": 0.2})
-    >>> two.num_crops, two.rrc.crop_max_scale
-    (2, 1.0)
+    >>> Augmentation(crop_size=32, num_crops=2, rrc={"crop_min_scale": 0.2}).rrc.crop_max_scale
+    1.0
     """
 
     num_crops: Annotated[int, Gt(0), Le(100)]
@@ -391,12 +389,7 @@ class Adam(Section):
     amsgrad: bool | None = None
 
 
-OPTIMIZER_KWARGS: dict[str, type[Section]] = {
-    "sgd": SGD,
-    "lars": LARS,
-    "adam": Adam,
-    "adamw": Adam,
-}
+OPTIMIZER_KWARGS: dict[str, type[Section]] = {"sgd": SGD, "lars": LARS, "adam": Adam, "adamw": Adam}
 
 
 class Scheduler(Section):
@@ -529,13 +522,8 @@ class CommonConfig(Section):
 
     :func:`solo_ext.config.check.common_config` reads it from a host's config or a saved run.
 
-    >>> CommonConfig(
-    ...     backbone={"name": "resnet18"},
-    ...     data={"dataset": "cifar10"},
-    ...     augmentations=[{"crop_size": 32}],
-    ...     optimizer={"batch_size": 256},
-    ... ).data.format
-    'image_folder'
+    >>> CommonConfig.model_construct(backbone=Backbone(name="resnet18")).backbone.kwargs
+    {}
     """
 
     name: str | None = None
@@ -554,16 +542,7 @@ class RunConfig(CommonConfig):
     ``precision: auto`` is ``bf16-mixed`` on a CPU that gains by it, else ``32-true``. Any other key
     is an argument of Lightning's ``Trainer``.
 
-    >>> config = RunConfig(
-    ...     name="pcl-cifar10",
-    ...     method="pcl",
-    ...     backbone={"name": "resnet18"},
-    ...     data={"dataset": "cifar10", "train_path": "datasets"},
-    ...     augmentations=[{"crop_size": 32, "num_crops": 2}],
-    ...     optimizer={"name": "sgd", "lr": 0.03, "batch_size": 256},
-    ...     scheduler={"name": "warmup_cosine"},
-    ...     max_epochs=200,
-    ... )
+    >>> config = RunConfig.model_construct(method="pcl", max_epochs=200)
     >>> config.seed, config.precision, config.checkpoint.frequency
     (5, '32-true', 1)
     """
@@ -619,21 +598,22 @@ class RunConfig(CommonConfig):
         >>> RunConfig.model_construct(devices="0,1", num_nodes=2).world_size
         4
         """
+        return self._devices_of_a_node() * self.num_nodes
+
+    def _devices_of_a_node(self) -> int:
         devices = self.devices
-        if isinstance(devices, int):
-            return devices * self.num_nodes
-        if isinstance(devices, list):
-            return len(devices) * self.num_nodes
+        if not isinstance(devices, str):
+            return devices if isinstance(devices, int) else len(devices)
         if devices.strip() in ("auto", "-1"):
             import torch
 
-            count = 1 if self.accelerator == "cpu" else max(torch.cuda.device_count(), 1)
-            return count * self.num_nodes
+            return 1 if self.accelerator == "cpu" else max(torch.cuda.device_count(), 1)
         # "2" means two devices; "0,1" and "3," are lists of devices.
         words = [word.strip() for word in devices.split(",") if word.strip()]
-        listed = "," in devices
-        if not words or not all(w.isdecimal() for w in words) or (not listed and int(words[0]) < 1):
-            raise ConfigError(
-                "devices", devices, "not a number of devices", "give a number, a list, or auto"
-            )
-        return (len(words) if listed else int(words[0])) * self.num_nodes
+        if words and all(w.isdecimal() for w in words):
+            if "," in devices:
+                return len(words)
+            if int(devices):
+                return int(devices)
+        remedy = "give a number, a list, or auto"
+        raise ConfigError("devices", devices, "not a number of devices", remedy)

@@ -26,15 +26,13 @@ _MOST = 100_000
 
 
 def refuse_targets(config: Mapping[str, Any]) -> None:
-    """Refuses ``_target_`` at any depth. Nothing here calls it, but a library that is given the
-    section might.
+    """Refuses ``_target_`` at any depth: a library that is given the section might call it.
 
     Raises:
         ConfigError: there is one, and ``SOLO_EXT_ALLOW_CODE`` is not 1.
 
     >>> refuse_targets({"optimizer": {"_target_": "os.system"}})
     Traceback (most recent call last):
-        ...
     solo_ext.core.errors.ConfigError: optimizer._target_='os.system': a config names Python ...
     """
     if os.environ.get(ALLOW) == "1":
@@ -55,14 +53,12 @@ def refuse_interpolations(config: Mapping[str, Any]) -> None:
 
     >>> refuse_interpolations({"name": "${oc.env:HOME}"})
     Traceback (most recent call last):
-        ...
     solo_ext.core.errors.ConfigError: name=...: an interpolation, which is not resolved here; ...
     """
     for key, value in _entries(config):
         if isinstance(value, str) and "${" in value:
-            raise ConfigError(
-                key, value, "an interpolation, which is not resolved here", "write the value itself"
-            )
+            problem = "an interpolation, which is not resolved here"
+            raise ConfigError(key, value, problem, "write the value itself")
 
 
 def refuse_hydra_section(config: Any) -> None:
@@ -76,13 +72,10 @@ def refuse_hydra_section(config: Any) -> None:
 
     >>> refuse_hydra_section({"hydra": {"searchpath": ["pkg://unknown"]}})
     Traceback (most recent call last):
-        ...
     solo_ext.core.errors.ConfigError: hydra.searchpath=['pkg://unknown']: settings of Hydra ...
     """
-    if os.environ.get(ALLOW) == "1" or not isinstance(config, dict):
-        return
-    section = config.get("hydra")
-    if section is None:
+    section = config.get("hydra") if isinstance(config, dict) else None
+    if section is None or os.environ.get(ALLOW) == "1":
         return
     problem = "settings of Hydra can name Python to run"
     if not isinstance(section, dict):
@@ -93,7 +86,6 @@ def refuse_hydra_section(config: Any) -> None:
 
 
 def _entries(node: Any) -> Iterator[tuple[str, Any]]:
-    """Every value of a config with its dotted key, sections and lists included."""
     # Not recursive: the author of a config could nest it deeper than Python's limit.
     waiting: list[tuple[str, Any]] = [("", node)]
     seen: set[int] = set()
@@ -101,15 +93,13 @@ def _entries(node: Any) -> Iterator[tuple[str, Any]]:
         path, held = waiting.pop()
         if id(held) in seen:
             continue
-        if isinstance(held, Mapping):
-            entries = [(str(k), v) for k, v in held.items()]
-        elif isinstance(held, list | tuple):
-            entries = [(str(i), v) for i, v in enumerate(held)]
-        else:
-            continue
         seen.add(id(held))
-        for key, value in entries:
-            dotted = f"{path}.{key}" if path else key
+        if isinstance(held, list | tuple):
+            held = dict(enumerate(held))
+        if not isinstance(held, Mapping):
+            continue
+        for key, value in held.items():
+            dotted = f"{path}.{key}" if path else str(key)
             yield dotted, value
             waiting.append((dotted, value))
 
@@ -142,7 +132,6 @@ def check_yaml(content: str, file: Path) -> None:
 
     >>> check_yaml("a: &a [*a]", Path("config.yaml"))
     Traceback (most recent call last):
-        ...
     solo_ext.core.errors.UserError: config.yaml: its aliases (*name) lead in a circle or ...
     """
     with _errors_of_yaml(file):

@@ -57,12 +57,7 @@ def draw(shape: tuple[int, ...], *seeds: int, device: torch.device) -> Tensor:
 
 
 def sample_keys(seed: int, epoch: int, indices: NDArray[np.int64]) -> Keys:
-    """One key per sample; it differs for different (seed, epoch, index).
-
-    Args:
-        seed: seed of the run.
-        epoch: from 0.
-        indices: samples (N,).
+    """One key (N,) per sample; it differs for different (seed, epoch, index).
 
     >>> sample_keys(5, 0, np.arange(4)).shape
     (4,)
@@ -75,13 +70,7 @@ def sample_keys(seed: int, epoch: int, indices: NDArray[np.int64]) -> Keys:
 def uniforms(keys: Keys, first: int, count: int) -> Floats:
     """Numbers ``first`` to ``first + count - 1`` of every key's stream, uniform in [0, 1).
 
-    Args:
-        keys: as :func:`sample_keys` gives them (N,).
-        first: place of the first number in the streams.
-        count: how many numbers of each stream.
-
-    Returns:
-        (N, count), multiples of 2**-53.
+    ``keys`` (N,) are :func:`sample_keys`; the numbers (N, count) are multiples of 2**-53.
 
     >>> keys = sample_keys(5, 0, np.arange(4))
     >>> bool((uniforms(keys, 0, 3)[:, 2:] == uniforms(keys, 2, 1)).all())
@@ -115,19 +104,15 @@ def permuted(places: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64
     than numbers; results that are not below ``size`` go through the network again (cycle walking),
     which ends at the latest at the place where it began.
 
+    Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 5.
+
     Args:
-        places: (N,), each from 0 to size - 1.
+        places: (N,), each from 0 to size - 1, as the result.
         size: of the permutation, up to 2**62.
         key: which permutation, as :func:`mix` gives it.
 
-    Returns:
-        (N,), distinct for distinct places.
-
     >>> permuted(np.arange(6), 6, mix(5, 0))
     array([4, 0, 5, 3, 2, 1])
-
-    Source:
-        Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 5.
     """
     a = max(math.isqrt(max(size - 1, 0)) + 1, 1)
     sides = np.uint64(a), np.uint64(-(-size // a))

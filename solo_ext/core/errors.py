@@ -1,4 +1,4 @@
-"""Errors of one line: what was wrong, and what to do."""
+"""What a user is told: errors of one line, what was wrong and what to do, and messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import difflib
 import errno
 import functools
 import io
+import logging
 import os
 import re
 import select
@@ -17,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import TextIO
 
 _LONGEST_VALUE = 120
 _ROOM = "make room, then {again}; what was written stays"
@@ -61,7 +63,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A value of a config that cannot be used, and as ``remedy`` what is allowed or what to do.
+    """A value of a config that cannot be used; ``remedy`` is what is allowed or what to do.
 
     >>> print(ConfigError("optimizer.lr", None, "this key is required", "give it a value"))
     optimizer.lr=null: this key is required; give it a value
@@ -149,7 +151,7 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
 
 
 def _output_is_closed() -> bool:
-    """Whether whoever read standard output has closed it, as `head` does."""
+    # As `head` closes it.
     poll = select.poll()
     poll.register(1, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
@@ -220,8 +222,8 @@ def logged(error: BaseException) -> str:
     >>> pathlib.Path(line.removesuffix(")").split()[-1]).unlink()
     """
     text = "".join(traceback.format_exception(error))
-    first = (str(error).strip().splitlines() or [""])[0][:_LONGEST_VALUE]
-    what = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    kind, first = type(error).__name__, first_line(error)[:_LONGEST_VALUE]
+    what = kind if first == kind else f"{kind}: {first}"
     try:
         handle, file = tempfile.mkstemp(prefix="solo-ext-", suffix=".log")
         with open(handle, "w", encoding="utf-8", errors="backslashreplace") as log:
@@ -241,11 +243,16 @@ def disk_trouble(error: BaseException, again: str) -> UserError | None:
     No space left on device: 'last.ckpt'; make room, then run it again; what was written stays
     >>> disk_trouble(ValueError("no disk"), "run it again")
     """
-    found = next((t for link in _chain(error) if (t := _trouble(link)) is not None), None)
-    if found is None:
-        return None
-    what, remedy = found
-    return UserError(f"{what}; {remedy.format(again=again)}")
+    for link in _chain(error):
+        number, text = disk_errno(link), " ".join(str(link).split())[:_LONGEST_VALUE]
+        if number is not None:
+            file = getattr(link, "filename", None)
+            named = "" if file is None else f": {str(file)[:_LONGEST_VALUE]!r}"
+            remedy = _OF_THE_SYSTEM[number].format(again=again)
+            return UserError(f"{os.strerror(number)}{named}; {remedy}")
+        if isinstance(link, RuntimeError) and OF_TORCH.search(text):
+            return UserError(f"a file cannot be written ({text}); {_ROOM.format(again=again)}")
+    return None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -273,19 +280,6 @@ def disk_errno(error: BaseException) -> int | None:
     return next((number for number in _OF_THE_SYSTEM if os.strerror(number) in text), None)
 
 
-def _trouble(error: BaseException) -> tuple[str, str] | None:
-    """What is wrong with a disk, and what to do; ``None`` for another error."""
-    number = disk_errno(error)
-    if number is not None:
-        file = getattr(error, "filename", None)
-        named = "" if file is None else f": {str(file)[:_LONGEST_VALUE]!r}"
-        return os.strerror(number) + named, _OF_THE_SYSTEM[number]
-    text = " ".join(str(error).split())[:_LONGEST_VALUE]
-    if isinstance(error, RuntimeError) and OF_TORCH.search(text):
-        return f"a file cannot be written ({text})", _ROOM
-    return None
-
-
 def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
     """Says which valid name is closest to ``name``, and lists up to ``show`` of them.
 
@@ -296,8 +290,8 @@ def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
     """
     names = sorted(valid)
     # Reversed, so that among names that are equal when plain, the first wins.
-    plain = {_plain(n): n for n in reversed(names)}
-    close = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.5)
+    plain = {n.lower().replace("-", "_"): n for n in reversed(names)}
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), plain, n=1, cutoff=0.5)
     guess = f"did you mean {plain[close[0]]!r}?" if close else ""
     if not show:
         return guess
@@ -305,12 +299,45 @@ def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
     return f"{guess} allowed: {listed}".strip() if names else "nothing is allowed here"
 
 
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "_")
-
-
 def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to the current ``sys.stderr``, which progress bars replace."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # A handler of the root logger may print the record already.
+        return not any(
+            type(handler) is logging.StreamHandler and handler.level <= record.levelno
+            for handler in logging.root.handlers
+        )
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def show_messages() -> None:
+    """Prints the messages of the ``solo_ext`` loggers on standard error from now on.
+
+    Call it again after other code configured logging: Hydra's ``job_logging: disabled``, as in
+    solo-learn's configs, disables every existing logger.
+
+    >>> show_messages()
+    >>> logging.getLogger("solo_ext.data").getEffectiveLevel() == logging.INFO
+    True
+    """
+    logger = logging.getLogger("solo_ext")
+    for name, known in logging.root.manager.loggerDict.items():
+        if isinstance(known, logging.Logger) and name.partition(".")[0] == "solo_ext":
+            known.disabled = False
+    logger.setLevel(logging.INFO)
+    if not any(isinstance(handler, _Stderr) for handler in logger.handlers):
+        logger.addHandler(_Stderr())

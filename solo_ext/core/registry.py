@@ -17,15 +17,12 @@ class Entry(Generic[T]):
 
     Attributes:
         name: what a config writes.
-        target: the class or function.
         paper: title of the paper, empty if there is none.
-        year: year of publication, 0 if there is none.
         arxiv: arXiv number such as ``2007.00224``, empty if there is none.
         origin: distribution or package that defines it.
 
-    >>> entry = Entry("nnclr", dict, paper="With a Little Help from My Friends", year=2021)
-    >>> entry.name, entry.year, entry.origin
-    ('nnclr', 2021, 'solo_ext')
+    >>> Entry("nnclr", dict, paper="With a Little Help from My Friends", year=2021).origin
+    'solo_ext'
     """
 
     name: str
@@ -37,18 +34,12 @@ class Entry(Generic[T]):
 
 
 class Registry(dict[str, Entry[T]]):
-    """Maps names to entries, in the order of registration.
-
-    Args:
-        kind: what the entries are, for messages: ``method``, ``loss``.
+    """Maps names to entries of one kind, ``method`` or ``loss``, in the order of registration.
 
     >>> losses = Registry[type]("loss")
     >>> losses.add(Entry("infonce", dict, arxiv="1807.03748"))
-    >>> list(losses), losses["infonce"].arxiv
-    (['infonce'], '1807.03748')
     >>> losses["info-nce"]
     Traceback (most recent call last):
-        ...
     solo_ext.core.errors.UserError: unknown loss 'info-nce'; did you mean 'infonce'? ...
     """
 

@@ -50,10 +50,9 @@ class Section(BaseModel):
     ...     layers: PositiveInt = 2
     ...     width: PositiveInt = 128
     >>> class Kwargs(Section):
-    ...     temperature: PositiveFloat = 0.2
     ...     head: Head = Head(layers=3)
     >>> Kwargs(head={"width": 64})
-    Kwargs(temperature=0.2, head=Head(layers=3, width=64))
+    Kwargs(head=Head(layers=3, width=64))
     """
 
     model_config = ConfigDict(

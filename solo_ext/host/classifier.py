@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +10,8 @@ from torch import Tensor
 
 
 def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy, the mean over images with a label; 0 if no image has one.
+    """Cross-entropy of logits (N, C), the mean over images with a label (N,); 0 if all are -1.
 
-    Args:
-        logits: (N, C).
-        targets: (N,) classes, -1 for none.
-
-    >>> class_loss(torch.zeros(3, 2), torch.tensor([0, 1, -1]))
-    tensor(0.6931)
     >>> class_loss(torch.zeros(3, 2), torch.tensor([-1, -1, -1]))
     tensor(0.)
     """
@@ -28,37 +20,12 @@ def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.where((targets != -1).any(), loss, 0 * logits.sum())
 
 
-def with_class_loss(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """A step of main's methods with the loss of :func:`class_loss`, for the patch ``no-labels``.
-
-    >>> step = with_class_loss(lambda self, X, targets: {"logits": X, "loss": torch.nan})
-    >>> step(None, torch.zeros(3, 2), torch.tensor([0, 1, -1]))["loss"]
-    tensor(0.6931)
-    """
-
-    @functools.wraps(original)
-    def step(self: Any, X: Tensor, targets: Tensor) -> dict[str, Any]:
-        out = original(self, X, targets)
-        # A momentum network without classifier has no loss.
-        return {**out, "loss": class_loss(out["logits"], targets)} if "loss" in out else out
-
-    return step
-
-
 @torch.no_grad()
 def accuracy_at_k(outputs: Tensor, targets: Tensor, top_k: Sequence[int] = (1, 5)) -> list[Tensor]:
-    """Share of rows, in percent, whose target is among the k highest outputs.
+    """Share of rows, in percent, whose target is among the k highest outputs, for every k.
 
     solo-learn always asks for top 5 and fails with fewer classes; here k is at most the number of
-    classes.
-
-    Args:
-        outputs: (N, C) scores.
-        targets: (N,) class indices; -1 never matches.
-        top_k: the values of k.
-
-    Returns:
-        One tensor of shape (1,) per k, like solo-learn's function.
+    classes. Scores are (N, C), targets (N,) with -1 never matching, results (1,) as solo-learn's.
 
     >>> scores = torch.tensor([[0.1, 0.9, 0.0], [0.8, 0.1, 0.1]])
     >>> accuracy_at_k(scores, torch.tensor([1, 1]), top_k=(1, 5))

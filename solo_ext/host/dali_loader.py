@@ -55,10 +55,6 @@ class DALILoader(StatefulLoader):
     interruption or a resumption is the same as without. Batches that are skipped to reach a place
     within an epoch are decoded nevertheless.
 
-    Attributes:
-        sampler: the order of the images; Lightning sets its epoch.
-        dataset: the images, by sample index.
-
     Raises:
         ConfigError: the batch is larger than the data set, or the data set has no image files.
         UserError: while iterating, a file that cannot be read.
@@ -145,21 +141,15 @@ def check_dali(run: RunConfig) -> None:
     """
     device_of(run)
     if run.data.dataset not in FILES_ONLY:
-        raise ConfigError(
-            "data.dataset",
-            run.data.dataset,
-            "DALI reads image files, not torchvision's archives",
-            "unpack it into class folders with data.dataset=custom, or use "
-            "data.format=image_folder",
-        )
+        problem = "DALI reads image files, not torchvision's archives"
+        remedy = "unpack it into class folders with data.dataset=custom"
+        other = "or use data.format=image_folder"
+        raise ConfigError("data.dataset", run.data.dataset, problem, f"{remedy}, {other}")
     for place, augmentation in enumerate(run.augmentations):
-        if augmentation.equalization.prob:
-            raise ConfigError(
-                f"augmentations.{place}.equalization.prob",
-                augmentation.equalization.prob,
-                "DALI has no equalisation",
-                "set it to 0, or use data.format=image_folder",
-            )
+        if chance := augmentation.equalization.prob:
+            key = f"augmentations.{place}.equalization.prob"
+            remedy = "set it to 0, or use data.format=image_folder"
+            raise ConfigError(key, chance, "DALI has no equalisation", remedy)
 
 
 def _pipelines() -> Any:

@@ -1,14 +1,11 @@
 """Patches: what is replaced in an installed solo-learn while the plugin is loaded, and why.
 
 A patch names the symptom that it cures, and yields (owner, attribute, value) for what it replaces,
-or nothing if the installed solo-learn does not have the defect. There are two kinds:
-
-- Patches that change no number are applied when the host is loaded. They make something work that
-  used to raise; one spares a GPU a wait.
-- Patches that change a number (``changes_numbers``) are applied for runs that ask for them by the
-  key ``patches`` of the config, which their records keep. Some of these do not change the weights
-  of an uninterrupted run; runs of plugins' methods and of ``solo-ext`` get them without asking, see
-  :func:`repairs_for`.
+or nothing if the installed solo-learn does not have the defect. Patches that change no number are
+applied when the host is loaded. Those that change one (``changes_numbers``) are applied for runs
+that ask for them by the key ``patches`` of the config, which their records keep; some do not change
+the weights of an uninterrupted run, and runs of plugins' methods and of ``solo-ext`` get them
+without asking, see :func:`repairs_for`.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from solo_ext import host
-from solo_ext.core.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, nearest, show_messages
 
 logger = logging.getLogger(__name__)
 
@@ -59,23 +56,18 @@ class Patch:
 
     Attributes:
         name: its name in the key ``patches``.
-        fix: the fix of solo-learn itself, in ``upstream/fixes``, with which nothing is replaced;
-            empty if there is none.
         symptom: what a user sees without the patch.
         changes_numbers: whether a run must ask for it.
         replacements: yields (owner, attribute, value).
+        fix: the fix of solo-learn itself, in ``upstream/fixes``, with which nothing is replaced.
         undo: the original values while the patch is applied; ``_ABSENT`` for a new attribute.
         error: why it could not be applied to this host; empty if it could.
 
     >>> class Owner:
     ...     momentum = 0.9
-    >>> patch = Patch("momentum", "it is too small", False, lambda: [(Owner, "momentum", 0.99)])
-    >>> patch.apply()
+    >>> Patch("momentum", "it is too small", False, lambda: [(Owner, "momentum", 0.99)]).apply()
     >>> Owner.momentum
     0.99
-    >>> patch.remove()
-    >>> Owner.momentum
-    0.9
     """
 
     name: str
@@ -148,11 +140,11 @@ def check_names(names: Iterable[str]) -> None:
     """
     optional = [patch.name for patch in PATCHES.values() if patch.changes_numbers]
     for name in names:
-        if name in PATCHES and name not in optional:
+        if name not in PATCHES:
+            raise ConfigError("patches", name, "unknown patch", nearest(name, optional))
+        if name not in optional:
             problem = "changes no number and is always applied"
             raise ConfigError("patches", name, problem, "leave it out")
-        if name not in optional:
-            raise ConfigError("patches", name, "unknown patch", nearest(name, optional))
 
 
 def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[str]:
@@ -174,19 +166,20 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
     >>> select_for_run([])
     []
     """
-    chosen = list(dict.fromkeys(given))
+    chosen = list(given)
     check_names(chosen)
     for patch in PATCHES.values():
         if patch.changes_numbers and patch.name not in chosen:
             patch.remove()
-    for name in dict.fromkeys([*chosen, *repairs]):
+    wanted = list(dict.fromkeys([*chosen, *repairs]))
+    for name in wanted:
         patch = PATCHES[name]
         patch.apply()
         if name in chosen and not patch.undo:
             nothing = "this solo-learn has nothing that it would replace"
             problem = f"does not fit this solo-learn: {patch.error}" if patch.error else nothing
             raise ConfigError("patches", name, problem, "leave it out")
-    return [name for name in dict.fromkeys([*chosen, *repairs]) if PATCHES[name].undo]
+    return [name for name in wanted if PATCHES[name].undo]
 
 
 def repairs_for(method: str, data_format: str | None = None) -> list[str]:
@@ -248,8 +241,6 @@ def _messages() -> Iterator[Replacement]:
 
     @functools.wraps(original)
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        from solo_ext.core.messages import show_messages
-
         show_messages()
         if cfg.get("precision") == "auto":
             # Only `solo-ext pretrain` chooses one.
@@ -279,12 +270,9 @@ def _select_for_script(cfg: DictConfig) -> list[str]:
     crops = cfg.get("augmentations") or []
     large = sum(a.num_crops for a in crops if a.crop_size == crops[0].crop_size)
     if large != 2 and not IN_LAUNCHER and Path(sys.argv[0]).name == "main_pretrain.py":
-        raise ConfigError(
-            "augmentations",
-            f"{large} large crops",
-            "solo-learn's main_pretrain.py asserts two",
-            "run it as `python -m solo_ext main_pretrain.py ...`, or give num_crops: 2",
-        )
+        problem = "solo-learn's main_pretrain.py asserts two"
+        remedy = "run it as `python -m solo_ext main_pretrain.py ...`, or give num_crops: 2"
+        raise ConfigError("augmentations", f"{large} large crops", problem, remedy)
     return select_for_run(given, repairs_for(cfg.method, OmegaConf.select(cfg, "data.format")))
 
 
@@ -430,7 +418,7 @@ def _few_classes() -> Iterator[Replacement]:
     fix="0009-batch-without-labels",
 )
 def _no_labels() -> Iterator[Replacement]:
-    from solo_ext.host.classifier import with_class_loss
+    from solo_ext.host.classifier import class_loss
 
     if not _own_base():
         return
@@ -438,6 +426,15 @@ def _no_labels() -> Iterator[Replacement]:
     made = vars(_base().BaseMethod)["_base_shared_step"](lambda X: {"logits": X}, *unlabelled)
     if not made["loss"].isnan():
         return
+
+    def with_class_loss(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        @functools.wraps(original)
+        def step(self: Any, X: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+            out = original(self, X, targets)
+            # A momentum network without classifier has no loss.
+            return {**out, "loss": class_loss(out["logits"], targets)} if "loss" in out else out
+
+        return step
 
     for owner, name in (
         (_base().BaseMethod, "_base_shared_step"),
@@ -528,8 +525,7 @@ def _momentum_resume() -> Iterator[Replacement]:
         if self.trainer.global_step:
             self.last_step = self.trainer.global_step
             self.momentum_updater.update_tau(
-                cur_step=self.trainer.global_step,
-                max_steps=self.trainer.estimated_stepping_batches,
+                cur_step=self.trainer.global_step, max_steps=self.trainer.estimated_stepping_batches
             )
 
     yield base, "on_train_start", on_train_start
@@ -585,10 +581,10 @@ def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
             original(self)
         for name, value in restored.items():
             if self._buffers[name].shape != value.shape:
+                held, needed = tuple(value.shape), tuple(self._buffers[name].shape)
                 raise ValueError(
-                    f"{name} of the checkpoint has shape {tuple(value.shape)}, this run needs "
-                    f"{tuple(self._buffers[name].shape)}; resume with the data set, batch size "
-                    "and number of processes of the checkpoint"
+                    f"{name} of the checkpoint has shape {held}, this run needs {needed}; resume "
+                    "with the data set, batch size and number of processes of the checkpoint"
                 )
             self.register_buffer(name, value.to(self.device))
         if getattr(self, "assignments", None) is not None:
@@ -815,12 +811,9 @@ def _dali() -> Iterator[Replacement]:
         cfg.dali.encode_indexes_into_labels = True if given is None else given
         method, is_dali = cfg.get("method"), cfg.data.get("format") == "dali"
         if is_dali and given is False and method == "deepclusterv2":
-            raise ConfigError(
-                "dali.encode_indexes_into_labels",
-                False,
-                f"{method} looks samples up by index, which DALI's batches then lack",
-                "set it to true",
-            )
+            problem = f"{method} looks samples up by index, which DALI's batches then lack"
+            key = "dali.encode_indexes_into_labels"
+            raise ConfigError(key, False, problem, "set it to true")
         return cfg
 
     def set_attribute(self: Any, name: str, value: Any) -> None:

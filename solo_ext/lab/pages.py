@@ -24,8 +24,7 @@ from matplotlib.figure import Figure as Drawing
 class Paragraph:
     """Plain text; ``soft`` marks a remark, ``wrong`` an error.
 
-    >>> page = render_page("Results", [Section("kNN", [Paragraph("not measured", "soft")])])
-    >>> "not measured" in page
+    >>> "not yet" in render_page("Results", [Section("kNN", [Paragraph("not yet", "soft")])])
     True
     """
 
@@ -48,11 +47,8 @@ class Bullets:
 class Table:
     """Cells of plain text; the first of each row names the row.
 
-    Attributes:
-        head: names of the columns; empty for a table of names and values.
-        rows: cells, one per column.
-        numeric: columns that are aligned to the right.
-        bold: (row, column) of the best cells.
+    ``head`` is empty for a table of names and values; ``numeric`` columns are aligned to the right;
+    ``bold`` are (row, column) of the best cells.
 
     >>> table = Table(["method", "top-1"], [["pcl", "87.5"]], numeric=frozenset({1}))
     >>> "87.5</td>" in render_page("Results", [Section("", [table])])
@@ -81,9 +77,8 @@ class Figure:
 class Figures:
     """Figures side by side if the page is wide enough.
 
-    >>> page = render_page("Maps", [Section("", [Figures([Figure("PCA"), Figure("UMAP")])])])
-    >>> "PCA" in page, "UMAP" in page
-    (True, True)
+    >>> "PCA" in render_page("Maps", [Section("", [Figures([Figure("PCA")])])])
+    True
     """
 
     figures: Sequence[Figure]
@@ -108,9 +103,8 @@ class Section:
 def render_page(title: str, sections: Sequence[Section]) -> str:
     """The HTML of a report: its title, and the sections in order.
 
-    >>> page = render_page("Results", [Section("kNN & co", [Paragraph("top-1: 87.5")])])
-    >>> "<h1>Results</h1>" in page, "kNN &amp; co" in page
-    (True, True)
+    >>> "kNN &amp; co" in render_page("Results", [Section("kNN & co")])
+    True
     """
     links = [(i, s.title) for i, s in enumerate(sections) if s.level == 2 and s.title]
     return _TEMPLATES.get_template("page.html.jinja").render(
@@ -121,14 +115,8 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
 def render_markdown(title: str, sections: Sequence[Section]) -> str:
     """The report as Markdown of GitHub's flavour, without its figures.
 
-    >>> print(render_markdown("Digits", [Section("kNN", [Bullets(["*a*", "- b"])])]))
-    # Digits
-    <BLANKLINE>
-    ## kNN
-    <BLANKLINE>
-    - \\*a\\*
-    - \\- b
-    <BLANKLINE>
+    >>> render_markdown("Digits", [Section("kNN", [Bullets(["a", "b"])])])
+    '# Digits\\n\\n## kNN\\n\\n- a\\n- b\\n'
     """
     parts = [f"# {escaped(title)}"]
     for section in sections:
@@ -203,14 +191,6 @@ def png_of(figure: Drawing) -> bytes:
     return written.getvalue()
 
 
-def _png_url(content: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
-
-
-def _kind(block: object) -> str:
-    return type(block).__name__
-
-
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -218,4 +198,7 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {"kind": _kind, "png_url": _png_url}
+_TEMPLATES.filters |= {
+    "kind": lambda block: type(block).__name__,
+    "png_url": lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
+}

@@ -220,7 +220,7 @@ def _student_head(
     kwargs: DistillationKwargs, features_dim: int, loaded: LoadedTeacher
 ) -> nn.Module:
     """The student's projector, which ends in the size of the teacher's embeddings."""
-    from solo_ext.pretrained.heads import build_head
+    from solo_ext.pretrained.loaded import build_head
 
     normalised = kwargs.head_batch_norm
     if kwargs.head == "mlp":

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
+import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from timm.models import PretrainedCfg
 from torch import Tensor, nn
+from torchvision import models
 
 from solo_ext.config.check import validated
 from solo_ext.config.schema import Backbone
@@ -25,14 +28,7 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import writing
 from solo_ext.data.transforms import fixed_view
 from solo_ext.host.backbones import PREFIX
-from solo_ext.pretrained.detection import detectron2_settings, save_weights, torchvision_twins
-from solo_ext.pretrained.exported import (
-    FETCHING,
-    KEY,
-    WEIGHTS,
-    Metadata,
-    load_exported,
-)
+from solo_ext.pretrained.exported import FETCHING, KEY, WEIGHTS, Metadata, load_exported
 from solo_ext.pretrained.runs import Pretrained, load_pretrained
 
 Format = Literal["timm", "safetensors", "torchvision", "detectron2"]
@@ -43,7 +39,6 @@ DEFAULT_NAMES: dict[Format, str] = {
     "detectron2": "backbone-detectron2.pkl",
 }
 """Name of an export within the run directory, by format."""
-CONFIG = "config.json"
 TOLERANCE = 1e-6
 """Largest difference of features, as a share of the largest feature or of 1."""
 _SIZES = ("tiny", "small", "base", "large")
@@ -61,6 +56,13 @@ _ONLY_OURS = ("small_stem", "zero_init_residual")
 """Arguments that timm does not have; comparing features shows whether they matter."""
 _SOLO_HEADS = 12
 """Attention heads of solo-learn's MoCo v3 and MAE transformers up to base; no shape shows them."""
+_DETECTORS_RESNETS = (
+    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+    *("wide_resnet50_2", "wide_resnet101_2"),
+    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
+)
+"""Names of torchvision; detectron2 and mmdetection have the same networks."""
+_NEXT = {f"layer{stage}": f"res{stage + 1}" for stage in range(1, 5)}
 
 
 @dataclass(frozen=True)
@@ -103,18 +105,16 @@ class Export:
 def export(path: Path, form: Format, out: Path | None = None) -> Export:
     """Writes the backbone of a run, and checks that it gives the same features when read back.
 
-    For ``timm``, ``timm.create_model("local-dir:<folder>")`` loads the folder, and
-    :func:`~solo_ext.pretrained.exported.load_exported` loads it and ``safetensors``; features
-    of random images must equal those of the run to 1e-6, or nothing is written. The formats for
-    detection are written only if torchvision's ResNet with these weights has those features.
+    Features of random images must equal those of the run to 1e-6, or nothing is written; those of
+    torchvision's ResNet with these weights in the formats for detection.
 
     Args:
         path: as :func:`~solo_ext.pretrained.runs.load_pretrained` takes it.
-        form: ``timm``, a folder for plain timm; ``safetensors``, one file; ``torchvision``, a
-            file of weights for torchvision's detection models and for mmdetection;
-            ``detectron2``, one for detectron2.
-        out: the folder or the file; ``None``: :data:`DEFAULT_NAMES` in the run directory. An
-            existing one is never replaced.
+        form: ``timm``, a folder for plain timm; ``safetensors``, one file, which
+            :func:`~solo_ext.pretrained.exported.load_exported` reads, as that folder;
+            ``torchvision``, weights for torchvision's detection models and for mmdetection;
+            ``detectron2``, weights for detectron2.
+        out: the folder or the file, which must not exist; ``None``: in the run directory.
 
     Raises:
         UserError: no run, a backbone that the format cannot hold, or a path that is taken.
@@ -145,7 +145,7 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
                         "share; take --format timm or safetensors"
                     )
                 architecture, difference = found
-                save_weights(run.backbone, scratch, detectron2=form == "detectron2")
+                _save_weights(run.backbone, scratch, detectron2=form == "detectron2")
             else:
                 _write_weights(scratch, run.backbone, metadata)
                 difference = difference_of(load_exported(scratch).backbone)
@@ -189,17 +189,13 @@ def _metadata(run: Pretrained) -> Metadata:
         "checkpoint_sha256": run.digest,
     }
     try:
-        checked = validated(Metadata, said)
+        return validated(Metadata, said)
     except ConfigError as error:
         raise UserError(f"{str(run.checkpoint)!r} cannot be exported: {error}") from None
-    return checked
 
 
 def _comparison(backbone: nn.Module, size: int) -> Callable[[nn.Module], float]:
-    """A function that gives the largest difference of a copy's features on two random images.
-
-    It is relative to the largest feature or to 1.
-    """
+    """A function that gives the largest difference of a copy's features, as a share of these."""
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
 
     def features_of(network: nn.Module) -> Tensor:
@@ -239,7 +235,7 @@ def _write_for_timm(
         twin = Backbone(name=PREFIX + architecture, kwargs=args)
         about = metadata.model_copy(update={"backbone": twin})
         _write_weights(folder / WEIGHTS, backbone, about)
-        (folder / CONFIG).write_text(json.dumps(_timm_config(model, about), indent=1))
+        (folder / "config.json").write_text(json.dumps(_timm_config(model, about), indent=1))
         try:
             difference = max(
                 difference_of(timm.create_model(f"local-dir:{folder}", pretrained=True)),
@@ -279,12 +275,88 @@ def timm_twins(name: str, kwargs: Mapping[str, Any]) -> list[tuple[str, dict[str
     return [(model, {"num_classes": 0, **size, **variant}) for variant in variants]
 
 
+def torchvision_twins(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """ResNets of torchvision with a backbone's names and shapes of weights, holding its weights.
+
+    Yields name, and the network without its classifier. Equal names and shapes do not guarantee the
+    same network: compare features.
+
+    >>> backbone = models.resnet18()
+    >>> backbone.fc = nn.Identity()
+    >>> next(torchvision_twins(backbone))[0]
+    'resnet18'
+    """
+    weights = backbone.state_dict()
+    shapes = {name: value.shape for name, value in weights.items()}
+    for architecture in _DETECTORS_RESNETS:
+        with torch.device("meta"):
+            wanted = models.get_model(architecture, weights=None).state_dict()
+        if shapes != {n: v.shape for n, v in wanted.items() if not n.startswith("fc.")}:
+            continue
+        twin = models.get_model(architecture, weights=None)
+        twin.fc = nn.Identity()
+        twin.load_state_dict(weights)
+        yield architecture, twin.eval()
+
+
+def detectron2_settings(architecture: str, mean: Sequence[float], std: Sequence[float]) -> str:
+    """Settings that tell detectron2 the ResNet and its images, in its command line's format.
+
+    ``mean`` and ``std`` are per channel, of images in [0, 1].
+
+    >>> detectron2_settings("resnet50", [0.5] * 3, [0.25] * 3).split(" MODEL.")[3]
+    'RESNETS.DEPTH 50'
+    """
+    # detectron2's images have values up to 255.
+    shift, scale = ([round(255 * v, 3) for v in values] for values in (mean, std))
+    with torch.device("meta"):
+        model = models.get_model(architecture, weights=None)
+    stages = [model.layer1, model.layer2, model.layer3, model.layer4]
+    bottleneck = isinstance(model.layer1[0], models.resnet.Bottleneck)
+    settings = {
+        "DEPTH": 2 + (3 if bottleneck else 2) * sum(map(len, stages)),
+        "NUM_GROUPS": model.groups,
+        "WIDTH_PER_GROUP": model.base_width,
+    }
+    if not bottleneck:
+        # detectron2's default is the 256 of the other ResNets.
+        settings["RES2_OUT_CHANNELS"] = 64
+    listed = " ".join(f"MODEL.RESNETS.{name} {value}" for name, value in settings.items())
+    return (
+        f"INPUT.FORMAT RGB MODEL.PIXEL_MEAN {shift} MODEL.PIXEL_STD {scale} {listed} "
+        "MODEL.RESNETS.STRIDE_IN_1X1 False"
+    )
+
+
+def _save_weights(backbone: nn.Module, file: Path, *, detectron2: bool) -> None:
+    """Writes a file for torchvision and mmdetection, or detectron2's pickle of arrays."""
+    weights = {name: value.clone() for name, value in backbone.state_dict().items()}
+    if not detectron2:
+        torch.save(weights, file)
+        return
+    arrays = {name: value.numpy() for name, value in _detectron2_names(weights).items()}
+    content = {"model": arrays, "__author__": "solo_ext", "matching_heuristics": True}
+    with file.open("wb") as opened:
+        pickle.dump(content, opened)
+
+
+def _detectron2_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    renamed = {}
+    for name, value in weights.items():
+        stage, dot, rest = name.partition(".")
+        place = f"{_NEXT[stage]}{dot}{rest}" if stage in _NEXT else f"stem.{name}"
+        place = place.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
+        # detectron2 counts no batches.
+        if not name.endswith("num_batches_tracked"):
+            renamed[re.sub(r"\bbn(\d)\b", r"conv\1.norm", place)] = value
+    return renamed
+
+
 def _pretrained_cfg(model: str) -> PretrainedCfg:
     return timm.get_pretrained_cfg(model, allow_unregistered=True) or PretrainedCfg()
 
 
 def _timm_config(model: str, metadata: Metadata) -> dict[str, Any]:
-    """``config.json`` in the format of timm's folders."""
     size, args, cfg = metadata.input_size, metadata.backbone.kwargs, _pretrained_cfg(model)
     return {
         "architecture": model.partition(".")[0],

@@ -24,9 +24,7 @@ _REFUSED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any]:
     """Reads a file of ``torch.save`` onto the CPU; no code in it is run.
 
-    Args:
-        path: the file.
-        allowed: classes besides tensors and plain containers that the file may hold.
+    Besides tensors and plain containers it may hold objects of the ``allowed`` classes.
 
     Raises:
         UserError: it cannot be read, or holds no mapping.
@@ -115,7 +113,7 @@ def file_digest(path: Path) -> str:
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
-    """First 16 hex digits of the SHA-256 of a state dict: its keys, types, shapes and values.
+    """First 16 hex digits of the SHA-256 of keys, types, shapes and values of a state dict.
 
     >>> state_digest({"weight": torch.zeros(2)}) == state_digest({"weight": torch.ones(2)})
     False
@@ -140,12 +138,7 @@ def holds_values(value: object) -> bool:
 
 
 def unwrap(state: Mapping[str, Any], wrapper: str, source: str) -> tuple[str, dict[str, Tensor]]:
-    """Extracts the weights of a checkpoint.
-
-    Args:
-        state: the weights, or the checkpoint with the weights in the entry ``wrapper``.
-        wrapper: name of that entry.
-        source: the file's name in messages.
+    """Extracts the weights of a checkpoint: those in the entry ``wrapper``, if it has that entry.
 
     Returns:
         The prefix that DistributedDataParallel put before all keys, which is removed, or none; and

@@ -44,12 +44,10 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: unknown model or tag, weights of another model, or a failed download.
 
-    >>> import tempfile
     >>> from solo_ext.methods.distillation import TeacherKwargs
-    >>> file = tempfile.mkdtemp() + "/weights.pth"
-    >>> torch.save(timm.create_model("resnet10t").state_dict(), file)
-    >>> load_timm(TeacherKwargs(layout="timm", path=file, model="resnet10t")).features_dim
-    512
+    >>> load_timm(TeacherKwargs(layout="timm", model="resnet10t.b7"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: method_kwargs.teacher.model='resnet10t.b7': timm has no we...
     """
     name = str(source.model)
     model = _timm_name(name if name.startswith(PREFIX) else PREFIX + name)
@@ -94,13 +92,10 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: unknown model or tag, weights of another model, or a failed download.
 
-    >>> import tempfile
     >>> from solo_ext.methods.distillation import TeacherKwargs
-    >>> file = tempfile.mkdtemp() + "/weights.pth"
-    >>> torch.save(torchvision.models.shufflenet_v2_x0_5().state_dict(), file)
-    >>> source = TeacherKwargs(layout="torchvision", path=file, model="shufflenet_v2_x0_5")
-    >>> load_torchvision(source).features_dim
-    1024
+    >>> load_torchvision(TeacherKwargs(layout="torchvision", model="resnet18:V2"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: method_kwargs.teacher.model='resnet18:V2': torchvision has ...
     """
     given, kwargs = str(source.model), source.model_kwargs
     name, _, tag = given.partition(":")
@@ -158,11 +153,7 @@ def _fetched(source: TeacherSource, fetch: Callable[[], Any], what: str) -> Any:
 def _load_file(
     network: nn.Module, path: str, library: str, classifiers: Collection[str], model: str
 ) -> tuple[str, str, list[str]]:
-    """Loads the weights of a file into a network, without those of its classifiers.
-
-    Raises:
-        UserError: the file cannot be read, or has other keys or shapes.
-    """
+    """Loads a file into a network without classifiers; returns title, digest and notes."""
     file = Path(path)
     title, prefix, wrapper = f"{library} checkpoint {path!r}", "", ""
     weights: Mapping[str, Tensor]
@@ -181,13 +172,10 @@ def _load_file(
     return f"{model} of {title}", file_digest(file), notes
 
 
-class WideResNet(ResNet):  # type: ignore[misc]
+class _WideResNet(ResNet):  # type: ignore[misc]
     """Bottleneck ResNet with every layer ``width`` times as wide, like SwAV's w2, w4 and w5.
 
     torchvision's ``wide_resnet50_2`` is different: only its inner convolutions are wider.
-
-    >>> WideResNet([1, 1, 1, 1], width=2).eval()(torch.randn(1, 3, 32, 32)).shape
-    torch.Size([1, 4096])
     """
 
     def __init__(self, blocks: list[int], width: int) -> None:
@@ -221,7 +209,7 @@ def build_architecture(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
     wide = _WIDE.fullmatch(name)
     with _building(name, kwargs):
         if wide is not None:
-            return WideResNet(_BLOCKS[wide[1]], int(wide[2]), **kwargs)
+            return _WideResNet(_BLOCKS[wide[1]], int(wide[2]), **kwargs)
         if name in _torchvision_names():
             model = torchvision.models.get_model(name, weights=None, **kwargs)
             return _without_classifier(model, name)[0]
@@ -242,12 +230,10 @@ def _building(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _torchvision_names() -> list[str]:
-    """torchvision's models for images."""
     return list(torchvision.models.list_models(module=torchvision.models))
 
 
 def _timm_name(name: str) -> str:
-    """The name for ``timm.create_model``, without ``timm/``."""
     bare = name.removeprefix(PREFIX)
     if not timm.is_model(bare):
         known = timm.list_models() if name.startswith(PREFIX) else _torchvision_names()
@@ -267,7 +253,7 @@ def _without_classifier(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def image_side(kwargs: Mapping[str, Any], default: int = 224) -> int:
-    """Side of the images that a model takes: from its arguments, else ``default``.
+    """Side in pixels of the images that a model takes: from its arguments, else ``default``.
 
     >>> image_side({"img_size": [96, 96]}), image_side({})
     (96, 224)

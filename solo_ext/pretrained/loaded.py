@@ -1,7 +1,9 @@
-"""What a teacher is once loaded and tested, and the settings that say where it comes from."""
+"""What a teacher is once loaded and tested: a backbone, its head and its prototypes."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -11,22 +13,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError, first_line
-from solo_ext.pretrained.heads import Activation, load_head
+from solo_ext.pretrained.files import misfits, refuse_keys
 
 Layout = Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"]
 KEY = "method_kwargs.teacher"
 """Config key of the teacher's settings."""
+Activation = Literal["relu", "gelu"]
+_ACTIVATIONS: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
+_HEAD_KEY = re.compile(r"(\d+)\.(weight|bias|running_mean|running_var|num_batches_tracked)")
+_PROTOTYPES = (
+    ("weight",),
+    ("weight_g", "weight_v"),
+    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+)
+"""Keys of plain prototypes, and of their lengths and directions in torch's two weight norms."""
 
 
 class TeacherSource(Protocol):
-    """Where a teacher comes from: the part of ``TeacherKwargs`` of the methods that is read here.
+    """The part of ``TeacherKwargs`` of the methods that is read here.
 
     For official files ``model: None`` is the published architecture; otherwise a torchvision name,
     optionally followed by ``w2`` to ``w5`` for SwAV's wide ones, or a timm name.
-
-    >>> from solo_ext.methods.distillation import TeacherKwargs
-    >>> TeacherKwargs(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
-    'online'
     """
 
     layout: Layout
@@ -44,18 +51,15 @@ class LoadedTeacher:
         backbone: (N, 3, H, W) -> (N, features_dim).
         head: (N, features_dim) -> (N, embed_dim), not L2-normalised; ``None`` if there is none.
         prototypes: (K, embed_dim) unit rows in fp32; ``None`` if there are none.
-        features_dim: of the backbone's output.
         embed_dim: of the head's output, ``features_dim`` without a head.
         mean: per channel, of the images that it was trained with, as ``std``.
         input_size: side of the images in pixels.
         digest: first 16 hex digits of the file's SHA-256; of the weights' if there is no file.
-        description: one line.
 
     >>> network = nn.Sequential(nn.Flatten(), nn.LazyLinear(16))
     >>> rest = {"name": "mine", "digest": "", "mean": [0.5] * 3, "std": [0.25] * 3}
-    >>> teacher = assemble(network, **rest, input_size=8)
-    >>> teacher.features_dim, teacher.head is None, teacher.embed_dim
-    (16, True, 16)
+    >>> assemble(network, **rest, input_size=8).embed_dim
+    16
     """
 
     backbone: nn.Module
@@ -89,13 +93,11 @@ def assemble(
 
     Args:
         backbone: with its weights.
-        name: what the teacher is and where it comes from.
+        name: what the teacher is and where it comes from, for description and messages.
         digest: as in :class:`LoadedTeacher`, with ``mean``, ``std`` and ``input_size``.
-        head: weights of the head by key, if there is one.
-        head_prefix: prefix of these keys in the file.
+        head: weights of the head by key, which begins with ``head_prefix`` in the file.
         activation: of the head.
-        prototypes: (K, D) of any length above 0, if there are any.
-        prototypes_key: their key in the file.
+        prototypes: (K, D) of any length above 0; their key in the file is ``prototypes_key``.
         notes: added to the description.
 
     Raises:
@@ -164,3 +166,107 @@ def _vectors(network: nn.Module, x: Tensor, name: str) -> Tensor:
     if not out.isfinite().all():
         raise UserError(f"{name} gives values that are not finite; is the file damaged?")
     return out
+
+
+def prototype_rows(
+    weights: Mapping[str, Tensor], prefix: str, source: str
+) -> tuple[Tensor | None, str]:
+    """The prototypes of a last layer, plain or with weight norm, and their key in the file.
+
+    With weight norm only the direction is returned: the rows have unit length anyway.
+
+    Raises:
+        UserError: unexpected weights.
+
+    >>> prototype_rows({"weight": Tensor([[1.0, 0.0]])}, "prototypes.", "the file")
+    (tensor([[1., 0.]]), 'prototypes.weight')
+    """
+    for names in _PROTOTYPES:
+        if weights.keys() == set(names):
+            return weights[names[-1]], prefix + names[-1]
+    remedy = f"prototypes are one of {', '.join(map(' and '.join, _PROTOTYPES))}"
+    refuse_keys([prefix + k for k in weights], source, remedy)
+    return None, ""
+
+
+def load_head(
+    weights: Mapping[str, Tensor], in_dim: int, activation: Activation, prefix: str = ""
+) -> nn.Sequential:
+    """Rebuilds a head of linear layers, batch norms and activations from its weights.
+
+    Args:
+        weights: of an ``nn.Sequential`` by key, such as ``0.weight``, or of one linear layer. A
+            place without weights between two layers is an activation.
+        in_dim: D of the features (N, D) that it takes.
+        activation: of the hidden layers; weights do not show it.
+        prefix: prefix of the keys in their file, for messages.
+
+    Raises:
+        ValueError: names the first keys that do not belong to such a head, or whose shapes
+            contradict the others.
+
+    >>> load_head({"0.weight": torch.ones(6, 12), "2.weight": torch.ones(4, 6)}, 12, "gelu")[1]
+    GELU(approximate='none')
+    """
+    single = "weight" in weights
+    held = {f"0.{k}": v for k, v in weights.items()} if single else weights
+    strange = [k for k in held if not _HEAD_KEY.fullmatch(k)]
+    if strange:
+        raise ValueError(f"unexpected: {', '.join(prefix + k for k in strange[:3])}")
+    # Build on the meta device first: widths from a damaged file may need any amount of memory.
+    with torch.device("meta"):
+        pattern = _layers(held, in_dim, activation)
+    faults = misfits(pattern[0] if single else pattern, weights, prefix)
+    if faults:
+        raise ValueError(faults)
+    # Loading must not change later random draws.
+    with torch.random.fork_rng(devices=[]):
+        head = _layers(held, in_dim, activation)
+    head.load_state_dict(held)
+    return head
+
+
+def _layers(weights: Mapping[str, Tensor], width: int, activation: Activation) -> nn.Sequential:
+    """Layers up to the first two places without weights; the weights need not fit."""
+    last = max(int(key.partition(".")[0]) for key in weights)
+    kind = _ACTIVATIONS[activation]
+    parts: list[nn.Module] = []
+    for place in itertools.count():
+        fields = {k.partition(".")[2]: v for k, v in weights.items() if k.startswith(f"{place}.")}
+        if not fields:
+            if place > last or not parts or isinstance(parts[-1], kind):
+                break
+            parts.append(kind())
+        elif fields.keys() <= {"weight", "bias"}:
+            rows = next(fields[name] for name in ("weight", "bias") if name in fields)
+            out = rows.shape[0] if rows.ndim else 0
+            parts.append(nn.Linear(width, out, bias="bias" in fields))
+            width = out
+        else:
+            parts.append(nn.BatchNorm1d(width, affine=bool({"weight", "bias"} & fields.keys())))
+    return nn.Sequential(*parts)
+
+
+def build_head(like: nn.Sequential, in_dim: int, batch_norm: bool | None = None) -> nn.Sequential:
+    """Builds a head with the layers of another one, and fresh weights.
+
+    ``batch_norm`` says whether hidden layers are normalised; ``None``: as in ``like``.
+
+    >>> teacher = nn.Sequential(nn.Linear(32, 16), nn.GELU(), nn.Linear(16, 8))
+    >>> build_head(teacher, 12, batch_norm=True)(torch.randn(4, 12)).shape
+    torch.Size([4, 8])
+    """
+    parts: list[nn.Module] = []
+    width, last = in_dim, [m for m in like if isinstance(m, nn.Linear)][-1]
+    behind = False
+    for module in like:
+        if isinstance(module, nn.Linear):
+            parts.append(nn.Linear(width, module.out_features, bias=module.bias is not None))
+            width, behind = module.out_features, module is last
+            if batch_norm and not behind:
+                parts.append(nn.BatchNorm1d(width))
+        elif not isinstance(module, nn.BatchNorm1d):
+            parts.append(type(module)())
+        elif behind or batch_norm is None:
+            parts.append(nn.BatchNorm1d(width, affine=module.affine))
+    return nn.Sequential(*parts)

@@ -21,9 +21,14 @@ from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.host.backbones import build_backbone
 from solo_ext.pretrained.exported import FETCHING
 from solo_ext.pretrained.files import check_fit, file_digest, holds_values, read_checkpoint
-from solo_ext.pretrained.heads import Activation, load_head
-from solo_ext.pretrained.layouts import prototype_rows
-from solo_ext.pretrained.loaded import LoadedTeacher, TeacherSource, assemble
+from solo_ext.pretrained.loaded import (
+    Activation,
+    LoadedTeacher,
+    TeacherSource,
+    assemble,
+    load_head,
+    prototype_rows,
+)
 
 ARGS = "args.json"
 _BACKBONES = {
@@ -46,17 +51,14 @@ class Pretrained:
 
     Attributes:
         backbone: on the CPU, loaded without missing or unexpected keys.
-        features_dim: D of its features.
         cfg: the run's config, as far as it is read here.
-        checkpoint: the file.
         epoch: epochs trained.
         digest: first 16 hex digits of the file's SHA-256.
         weights: the state dict of the method.
 
     >>> cfg = CommonConfig.model_construct(method="pcl")
-    >>> source = Pretrained(nn.Identity(), 512, cfg, Path("last.ckpt"), 200, "0123456789abcdef", {})
-    >>> source.cfg.method, source.features_dim, source.epoch
-    ('pcl', 512, 200)
+    >>> Pretrained(nn.Identity(), 512, cfg, Path("last.ckpt"), 200, "0123456789abcdef", {}).epoch
+    200
     """
 
     backbone: nn.Module
@@ -105,7 +107,6 @@ def load_pretrained(path: Path, networks: Literal["online", "momentum"] = "onlin
 
 
 def _read(path: Path) -> tuple[Path, CommonConfig, dict[str, Any], str]:
-    """The checkpoint of a run, its config, its content, and its digest."""
     while True:
         checkpoint = _checkpoint_in(path)
         try:

@@ -291,10 +291,7 @@ def test_method_kwargs_are_filled() -> None:
         ({"dim": 0}, "method_kwargs.dim=0: not a valid value; allowed: greater than 0"),
         ({"dim": 1.0}, "method_kwargs.dim=1.0: not a valid value; allowed: a valid integer"),
         ({"dim": True}, "method_kwargs.dim=true: not a valid value; allowed: a valid integer"),
-        (
-            {"dim": 1, "share": 1},
-            "method_kwargs.share=1: not a valid value; allowed: less than 1",
-        ),
+        ({"dim": 1, "share": 1}, "method_kwargs.share=1: not a valid value; allowed: less than 1"),
         (
             {"dim": 1, "sizes": [1, "x"]},
             "method_kwargs.sizes.1='x': not a valid value; allowed: a valid integer",

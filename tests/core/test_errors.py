@@ -84,20 +84,9 @@ def test_a_signal_before_training(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_interrupted_within_a_string(tmp_path: Path) -> None:
-    """As libraries run them while they are imported."""
-    (tmp_path / "interrupted.py").write_text(
-        "import sys\n"
-        "from solo_ext.core.errors import in_one_line\n"
-        "sys.exit(in_one_line(lambda: exec('raise KeyboardInterrupt'), 'again'))\n"
-    )
-    words = [sys.executable, "-m", "interrupted"]
-    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (130, "solo-ext: interrupted; again\n")
-
-
-def test_interrupted_within_an_import(tmp_path: Path) -> None:
-    """A library may swallow the interruption, and fail by an error of its own."""
+@pytest.mark.parametrize("during", ["exec('raise KeyboardInterrupt')", "__import__('library')"])
+def test_interrupted_while_libraries_are_imported(during: str, tmp_path: Path) -> None:
+    """Within a string that they run, or where one swallows it and fails by its own error."""
     (tmp_path / "library.py").write_text(
         "import signal\n"
         "try:\n"
@@ -108,7 +97,7 @@ def test_interrupted_within_an_import(tmp_path: Path) -> None:
     (tmp_path / "interrupted.py").write_text(
         "import sys\n"
         "from solo_ext.core.errors import in_one_line\n"
-        "sys.exit(in_one_line(lambda: __import__('library'), 'again'))\n"
+        f"sys.exit(in_one_line(lambda: {during}, 'again'))\n"
     )
     words = [sys.executable, "-m", "interrupted"]
     done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)

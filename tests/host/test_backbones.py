@@ -130,17 +130,10 @@ def test_the_table_without_a_name(loaded: Host) -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "stem", "pooled"),
-    [
-        ("cifar100", ((3, 3), (1, 1), (2, 2)), False),
-        ("custom", ((7, 7), (2, 2), (3, 3)), True),
-    ],
+    [("cifar100", ((3, 3), (1, 1), (2, 2)), False), ("custom", ((7, 7), (2, 2), (3, 3)), True)],
 )
 def test_the_hosts_resnet_has_the_stem_of_its_data_set(
-    loaded: Host,
-    make_config: Any,
-    dataset: str,
-    stem: tuple[tuple[int, int], ...],
-    pooled: bool,
+    loaded: Host, make_config: Any, dataset: str, stem: tuple[tuple[int, int], ...], pooled: bool
 ) -> None:
     """The seam's function and the method of the host itself build the same network."""
     built, features = build_backbone(

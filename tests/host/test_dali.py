@@ -248,10 +248,7 @@ def test_resumes_at_the_end_of_an_epoch(
 
 
 def test_limited_epochs_are_validated_and_evaluated(
-    make: Callable[..., Prepared],
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    make: Callable[..., Prepared], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepared = make(
         data={"val_path": str(folder)},
@@ -333,9 +330,7 @@ def test_a_run_names_the_file_that_is_no_image(
     bad.write_bytes(whole[: len(whole) // 2] if isinstance(content, str) else content)
     # All 26 images: in one batch, or the last of an epoch could leave it out.
     prepared = make(
-        data={"train_path": str(tmp_path / "data")},
-        optimizer={"batch_size": 13},
-        augmentations=TWO,
+        data={"train_path": str(tmp_path / "data")}, optimizer={"batch_size": 13}, augmentations=TWO
     )
     with pytest.raises(UserError, match=r"broken\.jpg") as caught:
         pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)

@@ -14,22 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from solo_ext.host import Host, detect
-from solo_ext.host.release_1_0_2.optim import (
-    configure_optimizers,
-    split_by_dimension,
-    warmup_cosine,
-)
+from solo_ext.host.release_1_0_2.base import BaseMethod, split_by_dimension, warmup_cosine
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 
 only_main = pytest.mark.skipif(
     detect().generation != "main", reason="solo-learn 1.0.2 has no working code to compare with"
 )
+configure_optimizers: Callable[[Any], Any] = BaseMethod.configure_optimizers
 SHAPES = ((5, 4), (4,), (3, 2, 3, 3), (3,))
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 lars_options = pytest.mark.parametrize(
-    ("clip_lr", "exclude", "decay"),
-    [*itertools.product([False, True], [False, True], [0.0, 1e-2])],
+    ("clip_lr", "exclude", "decay"), [*itertools.product([False, True], [False, True], [0.0, 1e-2])]
 )
 
 

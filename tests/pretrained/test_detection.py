@@ -15,8 +15,7 @@ from torchvision.models.detection import FasterRCNN, fasterrcnn_resnet50_fpn
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
 from solo_ext.core.errors import UserError
-from solo_ext.pretrained.detection import detectron2_settings, torchvision_twins
-from solo_ext.pretrained.export import Format, export
+from solo_ext.pretrained.export import Format, detectron2_settings, export, torchvision_twins
 from solo_ext.pretrained.runs import load_pretrained
 
 MakeRun = Callable[..., Path]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from solo_ext.pretrained.heads import build_head, load_head
+from solo_ext.pretrained.loaded import build_head, load_head
 
 
 def make_head(linears: int, norm: bool, bias: bool, last: str) -> nn.Sequential:

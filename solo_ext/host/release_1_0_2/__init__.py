@@ -125,11 +125,8 @@ class _Native:
 class Whitening2d(nn.Module):
     """Whitening of W-MSE by a Cholesky factor (Ermolov et al. 2021, arXiv 2007.06346).
 
-    The release's version calls ``torch.cholesky``, which was removed.
-
-    Args:
-        output_dim: D.
-        eps: shrinkage of the covariance towards the identity.
+    The release's version calls ``torch.cholesky``, which was removed. ``eps`` is the shrinkage of
+    the covariance (D, D) towards the identity.
 
     >>> x = Whitening2d(output_dim=3)(torch.randn(64, 3))
     >>> (x.T @ x / 63).allclose(torch.eye(3), atol=1e-4)

@@ -1,23 +1,29 @@
 """Base classes of methods for solo-learn 1.0.2, with the interface of its main branch.
 
 They replace the release's own ``solo.methods.base``, whose constructor, hooks and imports are for
-pytorch-lightning 1.4. The release's built-in methods inherit from them.
+pytorch-lightning 1.4. The release's built-in methods inherit from them. Their optimisers and
+schedules are those of timm and torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
+from timm.optim.lars import Lars
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
 
 from solo_ext.host.backbones import BackboneTable, build_backbone
 from solo_ext.host.classifier import accuracy_at_k, class_loss
-from solo_ext.host.release_1_0_2.optim import OPTIMIZERS, configure_optimizers
 
+Group = dict[str, Any]
 DEFAULTS: dict[str, Any] = {
     "backbone": {"kwargs": {}},
     "optimizer": {"exclude_bias_n_norm_wd": False, "kwargs": {}},
@@ -61,7 +67,7 @@ class BaseMethod(pl.LightningModule):
     """
 
     _BACKBONES = BackboneTable()
-    _OPTIMIZERS = OPTIMIZERS
+    _OPTIMIZERS: dict[str, Any] = {"sgd": SGD, "lars": Lars, "adam": Adam, "adamw": AdamW}
 
     def __init__(self, cfg: DictConfig, **_: Any) -> None:
         super().__init__()
@@ -137,8 +143,28 @@ class BaseMethod(pl.LightningModule):
         ]
 
     def configure_optimizers(self) -> Any:
-        """Makes the optimiser and schedule of the config."""
-        return configure_optimizers(self)
+        """Makes the optimiser and schedule of the config, as main does.
+
+        It differs from upstream's: parameters with ``static_lr`` keep their rate by a schedule of
+        plain numbers, so that checkpoints can be loaded; LARS is timm's, which runs Lightning's
+        closure before it scales gradients; the warm-up is computed in closed form.
+        """
+        groups = [dict(group, params=list(group["params"])) for group in self.learnable_params]
+        if self.exclude_bias_n_norm_wd:
+            groups = split_by_dimension(groups, weight_decay=0.0)
+        kwargs = dict(self.extra_optimizer_args)
+        if self.optimizer == "lars":
+            groups, kwargs = _lars_arguments(groups, kwargs)
+        static = [bool(group.pop("static_lr", False)) for group in groups]
+        make = BaseMethod._OPTIMIZERS[self.optimizer]
+        optimizer = make(groups, lr=self.lr, weight_decay=self.weight_decay, **kwargs)
+        # As upstream, give static groups the base rate and not their own.
+        for group, fixed in zip(optimizer.param_groups, static, strict=True):
+            if fixed:
+                group["lr"] = self.lr
+        if self.scheduler == "none":
+            return optimizer
+        return [optimizer], [_schedule(self, optimizer, static)]
 
     def _in_memory_format(self, X: Tensor) -> Tensor:
         return X if self.no_channel_last else X.to(memory_format=torch.channels_last)
@@ -324,8 +350,7 @@ class BaseMomentumMethod(BaseMethod):
                 self.momentum_updater.update(online, momentum)
             self.log("tau", self.momentum_updater.cur_tau)
             self.momentum_updater.update_tau(
-                cur_step=self.trainer.global_step,
-                max_steps=self.trainer.estimated_stepping_batches,
+                cur_step=self.trainer.global_step, max_steps=self.trainer.estimated_stepping_batches
             )
         self.last_step = self.trainer.global_step
 
@@ -352,3 +377,88 @@ class BaseMomentumMethod(BaseMethod):
             names = ("momentum_val_loss", "momentum_val_acc1", "momentum_val_acc5")
             self.log_dict(self._validation_means(*names), sync_dist=True)
         super().on_validation_epoch_end()
+
+
+def split_by_dimension(groups: Iterable[Group], **vectors: Any) -> list[Group]:
+    """Splits groups into matrices and vectors (biases, norms); ``vectors`` updates the latter.
+
+    >>> groups = split_by_dimension([{"params": [*nn.Linear(4, 3).parameters()]}], weight_decay=0.0)
+    >>> [g.get("weight_decay") for g in groups]
+    [None, 0.0]
+    """
+    out: list[Group] = []
+    for group in groups:
+        matrices = [p for p in group["params"] if p.ndim > 1]
+        rest = [p for p in group["params"] if p.ndim <= 1]
+        if matrices:
+            out.append({**group, "params": matrices})
+        if rest:
+            name = {"name": f"{group['name']}_no_decay"} if "name" in group else {}
+            out.append({**group, **name, **vectors, "params": rest})
+    return out
+
+
+def _lars_arguments(groups: list[Group], kwargs: dict[str, Any]) -> tuple[list[Group], Group]:
+    """solo-learn's names for timm's LARS: excluded vectors get neither decay nor adaptation."""
+    kwargs = {"momentum": 0.9, **kwargs}
+    kwargs["trust_coeff"] = kwargs.pop("eta", 1e-3)
+    kwargs["trust_clip"] = kwargs.pop("clip_lr", False)
+    if kwargs.pop("exclude_bias_n_norm", False):
+        groups = split_by_dimension(groups, weight_decay=0.0, always_adapt=False)
+    return [{"always_adapt": True, **group} for group in groups], kwargs
+
+
+def _schedule(module: Any, optimizer: Optimizer, static: list[bool]) -> Any:
+    per_step = module.scheduler_interval == "step"
+    if module.scheduler == "warmup_cosine":
+        total = module.trainer.estimated_stepping_batches if per_step else module.max_epochs
+        warmup = module.warmup_epochs * total / module.max_epochs
+        rate: Any = partial(
+            warmup_cosine,
+            warmup=warmup,
+            total=total,
+            start=module.warmup_start_lr,
+            end=module.min_lr,
+        )
+        # As upstream, static groups are held from the second step; the first has the warm-up rate.
+        first = module.warmup_start_lr if module.warmup_epochs > 0 else module.lr
+        factors = [
+            _static(first / module.lr) if fixed else _factor(rate, group["lr"])
+            for group, fixed in zip(optimizer.param_groups, static, strict=True)
+        ]
+        scheduler = LambdaLR(optimizer, factors)
+        return {"scheduler": scheduler, "interval": module.scheduler_interval, "frequency": 1}
+    if not any(static):
+        return MultiStepLR(optimizer, list(module.lr_decay_steps))
+    decayed = partial(_decayed, list(module.lr_decay_steps))
+    return LambdaLR(optimizer, [_static(1.0) if fixed else decayed for fixed in static])
+
+
+def warmup_cosine(
+    step: int, base: float, *, warmup: float, total: float, start: float, end: float
+) -> float:
+    """Learning rate after ``step`` of ``total`` steps (or epochs).
+
+    ``warmup`` steps rise linearly from ``start`` to ``base``, half a cosine falls to ``end``.
+
+    >>> rate = partial(warmup_cosine, base=1.0, warmup=2, total=6, start=0.1, end=0.0)
+    >>> [round(rate(step), 3) for step in range(6)]
+    [0.1, 1.0, 1.0, 0.854, 0.5, 0.146]
+    """
+    if step < warmup:
+        # Bound the fraction: with a fractional warm-up it would end above the base rate.
+        return start + (base - start) * min(step / max(warmup - 1, 1), 1.0)
+    progress = (step - warmup) / max(total - warmup, 1)
+    return end + 0.5 * (base - end) * (1 + math.cos(math.pi * progress))
+
+
+def _factor(rate: Any, base: float) -> Callable[[int], float]:
+    return lambda step: rate(step, base) / base
+
+
+def _static(first: float) -> Callable[[int], float]:
+    return lambda step: 1.0 if step else first
+
+
+def _decayed(milestones: list[int], step: int) -> float:
+    return float(0.1 ** sum(step >= m for m in milestones))

@@ -13,13 +13,8 @@ from omegaconf import OmegaConf
 
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
-from solo_ext.lab.cli.output import say, show
-from solo_ext.lab.experiments.launchers import (
-    Launcher,
-    LocalLauncher,
-    RayLauncher,
-    SlurmLauncher,
-)
+from solo_ext.lab.cli.commands import say, show
+from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, RayLauncher, SlurmLauncher
 from solo_ext.lab.experiments.plan import make_plan
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.report import differences_table, scores_table, write_report
@@ -36,7 +31,6 @@ def benchmark(args: argparse.Namespace) -> dict[str, Any]:
     >>> from solo_ext.lab.cli.main import build_parser
     >>> benchmark(build_parser().parse_args(["benchmark", "report", tempfile.mkdtemp()]))
     Traceback (most recent call last):
-        ...
     solo_ext.core.errors.UserError: records '...': no records.jsonl in it; give a folder that ...
     """
     return _ACTIONS[args.action](args)
@@ -64,7 +58,6 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
 def _run_settings(
     args: argparse.Namespace, settings: BenchmarkSettings, rows: list[str] | None, out: Path
 ) -> tuple[dict[str, Any], list[Record]]:
-    """Runs the planned runs; returns what to print, and their records."""
     plan = make_plan(settings, rows, args.devices, args.nodes)
     if args.dry_run:
         for planned in plan:
@@ -103,14 +96,12 @@ def _launcher(args: argparse.Namespace, threads: int, out: Path) -> Launcher:
     if args.launcher == "ray":
         if args.parallel is not None:
             why = "Ray runs as many at once as its cluster has room for"
-            raise ConfigError(
-                "--parallel", args.parallel, why, "leave it out, or give --ray memory"
-            )
+            remedy = "leave it out, or give --ray memory"
+            raise ConfigError("--parallel", args.parallel, why, remedy)
         return RayLauncher(threads, args.devices, plain, args.nodes)
     if args.devices > 1:
-        raise ConfigError(
-            "--devices", args.devices, "a run in SLURM has one device", "take --launcher local"
-        )
+        why = "a run in SLURM has one device"
+        raise ConfigError("--devices", args.devices, why, "take --launcher local")
     return SlurmLauncher(args.parallel, threads, out / "slurm", plain)
 
 

@@ -65,10 +65,8 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command.
 
-    >>> words = ["pretrain", "--config-name", "digits/pcl", "max_epochs=2"]
-    >>> args = build_parser().parse_args(words)
-    >>> args.command, args.config_name, args.overrides
-    ('pretrain', 'digits/pcl', ['max_epochs=2'])
+    >>> build_parser().parse_args(["pretrain", "--config-name", "digits/pcl", "seed=2"]).overrides
+    ['seed=2']
     """
     parser = _Parser(
         prog="solo-ext",
@@ -94,9 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     command(commands, "methods", "methods that a config can name")
     command(commands, "losses", "losses of the plugin")
     command(
-        commands,
-        "doctor",
-        "which solo-learn, versions, devices; what is missing and how to get it",
+        commands, "doctor", "which solo-learn, versions, devices; what is missing and how to get it"
     )
 
     pretrain = command(commands, "pretrain", "pretrain a method")

@@ -4,5 +4,5 @@ In the order of a benchmark's life: ``settings`` (its YAML file), ``plan`` (the 
 (processes on this machine, SLURM, Ray) and ``work`` (one run in its process), ``run`` (runs what is
 missing; ``records`` stores what is finished), ``tuning`` (the same search for every row). For a
 report: ``results`` (records in the order of the settings, means and intervals over seeds),
-``verdicts`` (evidence for and against hypotheses), ``charts`` and ``report``.
+``verdicts`` (evidence for and against hypotheses) and ``report``.
 """

@@ -37,8 +37,7 @@ _JOB = "slurm_job"
 class LocalLauncher:
     """Runs several processes at once.
 
-    They are forks of one process that has imported everything and nothing more, which takes longer
-    than a small run.
+    They are forks of one process that has imported everything, which takes longer than a small run.
 
     Args:
         parallel: how many; null: as many as there are GPUs, else cores, for all processes.
@@ -121,13 +120,12 @@ def _last_line(text: str) -> str:
 
 
 class Job:
-    """A job of the array; a pre-empted one is queued again and continues."""
+    """A job of the array; submitit queues a pre-empted one again, by ``checkpoint``."""
 
     def __call__(self, folder: str) -> None:
         work(Path(folder))
 
     def checkpoint(self, folder: str) -> Any:
-        """What submitit queues when SLURM pre-empts the job."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(Job(), folder)
@@ -176,7 +174,6 @@ class SlurmLauncher:
             raise ConfigError("--slurm", options, first_line(error)) from None
 
     def _queued(self, folder: Path) -> Any | None:
-        """The job that an earlier call started for a run, if it has not ended."""
         file = folder / _JOB
         if not file.is_file():
             return None
@@ -207,13 +204,9 @@ class RayLauncher:
     """Tasks of a Ray cluster, each of which has a run as its child process.
 
     Ray starts the task of a killed worker, a lost node or a killed run again, and the run goes on
-    from its last checkpoint. Runs end with the call that started them.
-
-    A run of several nodes is a task on each. The first one starts the others and fails with any of
-    them; Ray then starts it again, and puts another node in the place of one that was lost.
-
-    The cluster is the one that ``RAY_ADDRESS`` names or that this machine belongs to; where there
-    is none, one of this machine is started and ends with this process.
+    from its last checkpoint. A run of several nodes is a task on each; the first one starts the
+    others and fails with any of them. Runs end with the call that started them. Without
+    ``RAY_ADDRESS`` or a cluster that this machine belongs to, one of this machine is started.
 
     Args:
         threads: CPU threads of a process.

@@ -29,8 +29,8 @@ Kind = Literal["plugin", "host", "baseline", "teacher"]
 class Curves(TypedDict):
     """Measurements during training, one value for each entry of ``epochs`` (0: before training).
 
-    >>> Curves(epochs=[0, 10], seconds=[0.0, 42.0], scores={"knn": [37.5, 87.5]})["scores"]
-    {'knn': [37.5, 87.5]}
+    >>> Curves(epochs=[0, 10], seconds=[0.0, 42.0], scores={"knn": [37.5, 87.5]})["epochs"]
+    [0, 10]
     """
 
     epochs: list[int]
@@ -94,7 +94,6 @@ def read_records(folder: Path) -> list[Record]:
 
     >>> read_records(Path("nowhere"))
     Traceback (most recent call last):
-        ...
     solo_ext.core.errors.UserError: records 'nowhere': no records.jsonl in it; give a ...
     """
     file = folder / RECORDS
@@ -148,12 +147,11 @@ def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
     which may be narrowed, as that decides less, but widened is a change.
 
     >>> import tempfile
-    >>> from solo_ext.lab.experiments.results import example_results
-    >>> settings = example_results({"pcl": [91.0], "simclr": [90.0]}).settings
-    >>> folder = Path(tempfile.mkdtemp())
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> settings, folder = read_benchmark("claims_e2"), Path(tempfile.mkdtemp())
     >>> note_claims(settings, folder)
-    >>> [line["name"] for line in read_jsonl(folder / CLAIMS)]
-    ['better']
+    >>> times_written(settings, folder).keys() == settings.hypotheses.keys()
+    True
     """
     known = times_written(settings, folder)
     written = datetime.now(UTC).isoformat(timespec="seconds")
@@ -174,15 +172,9 @@ def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
 def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
     """When each hypothesis was last changed; those that were never noted as they are have none.
 
-    >>> import tempfile
-    >>> from solo_ext.lab.experiments.results import example_results
-    >>> settings = example_results({"pcl": [91.0], "simclr": [90.0]}).settings
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> times_written(settings, folder)
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> times_written(read_benchmark("claims_e2"), Path("nowhere"))
     {}
-    >>> note_claims(settings, folder)
-    >>> list(times_written(settings, folder))
-    ['better']
     """
     last = {line.get("name"): line for line in read_jsonl(folder / CLAIMS)}
     return {

@@ -9,19 +9,23 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure as Drawing
+
 from solo_ext.core.files import write_text
-from solo_ext.lab.experiments.charts import curve_figures, score_figures
 from solo_ext.lab.experiments.records import SETTINGS, Record
-from solo_ext.lab.experiments.results import WHOSE, Estimate, Place, Results, read_results
+from solo_ext.lab.experiments.results import WHOSE, Estimate, Place, Results, estimate, read_results
 from solo_ext.lab.experiments.settings import Hypothesis
 from solo_ext.lab.experiments.verdicts import Verdict, verdicts
 from solo_ext.lab.pages import (
     Block,
     Bullets,
+    Figure,
     Figures,
     Paragraph,
     Section,
     Table,
+    plain_text,
+    png_of,
     render_markdown,
     render_page,
 )
@@ -29,12 +33,12 @@ from solo_ext.lab.pages import (
 DASH = "\N{EN DASH}"
 _BEFORE_PATCHES = "momentum networks averaged in place, LARS and schedules of timm and torch"
 """Patches that always applied when the oldest records were made, which do not name them."""
+_MOST_LINES = 8
+_COLOURS = dict(zip(WHOSE, ("C0", "C1", "C7", "C4"), strict=True))
 
 
 def write_report(folder: Path, out: Path | None = None) -> list[Path]:
-    """Writes ``report.md`` and ``report.html``, the same numbers in each, and returns the files.
-
-    And ``verdicts.json`` where there are hypotheses.
+    """Writes ``report.md``, ``report.html`` and, where there are hypotheses, ``verdicts.json``.
 
     Args:
         folder: written by ``solo-ext benchmark run``, or one with several such folders in it, whose
@@ -46,7 +50,6 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
 
     >>> write_report(Path("nowhere"))
     Traceback (most recent call last):
-        ...
     solo_ext.core.errors.UserError: records 'nowhere': no records.jsonl in it; give a ...
     """
     inner = [] if (folder / SETTINGS).is_file() else sorted(folder.glob(f"*/{SETTINGS}"))
@@ -74,17 +77,11 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
 def claims_table(every: Sequence[Results]) -> Table:
     """A line for each verdict of several benchmarks.
 
-    >>> from solo_ext.lab.experiments.results import example_results
-    >>> claims_table([example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})]).rows[0][:2]
-    ['pcl is better', 'pcl above simclr in knn']
+    >>> claims_table([]).head
+    ['Claim', 'Expected', 'Difference, 95 % interval', 'Verdict']
     """
     lines = [
-        [
-            verdict.hypothesis.claim,
-            _expectation(results, verdict.hypothesis),
-            mean_and_interval(verdict.estimate),
-            verdict.answer + (f" ({verdict.reason})" if verdict.reason else ""),
-        ]
+        [verdict.hypothesis.claim, _expectation(results, verdict.hypothesis), *_outcome(verdict)]
         for results in every
         for verdict in verdicts(results)
     ]
@@ -95,10 +92,9 @@ def claims_table(every: Sequence[Results]) -> Table:
 def benchmark_sections(results: Results) -> list[Section]:
     """The content of a report; the first section has no title of its own.
 
-    >>> from solo_ext.lab.experiments.results import example_results
-    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
-    >>> [section.title for section in benchmark_sections(results)][:4]
-    ['', 'digits', 'Scores', 'Differences to the rows compared with']
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> benchmark_sections(Results(read_benchmark("demo"), []))[0].blocks[-1]
+    Bullets(items=['No runs yet: digits (default).'])
     """
     settings, places = results.settings, results.places()
     seeds = ", ".join(map(str, settings.seeds))
@@ -107,10 +103,8 @@ def benchmark_sections(results: Results) -> list[Section]:
     first: list[Block] = [Paragraph(text) for text in (settings.about, counts) if text]
     notes = []
     if results.left_out:
-        listed = ", ".join(results.left_out)
-        notes.append(
-            f"Left out, as the settings do not name them or a later run is there: {listed}."
-        )
+        why = "Left out, as the settings do not name them or a later run is there"
+        notes.append(f"{why}: {', '.join(results.left_out)}.")
     if empty := results.places(empty=True):
         notes.append(f"No runs yet: {', '.join(f'{p.dataset} ({p.budget})' for p in empty)}.")
     if notes:
@@ -139,7 +133,6 @@ _MEASURED = (
 
 
 def _place_sections(results: Results, place: Place) -> list[Section]:
-    """Tables and charts of one data set and budget."""
     held = [r for row in results.rows(place) for r in results.runs(place, row).values()]
     trained = {f"{r['epochs']:,} epochs of {r['images']:,} images" for r in held if r["epochs"]}
     about = [f"Trained: {', '.join(sorted(trained)) or 'nothing'}.", *_warnings(results, place)]
@@ -154,7 +147,7 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
         "Bold: the highest mean of the rows of solo_ext and solo-learn, of those with most seeds; "
         "whether it is apart from the others, the differences say.",
         scores_table(results, place),
-        Figures(score_figures(results, place)),
+        Figures(_score_figures(results, place)),
     )
     table = differences_table(results, place)
     if table.rows:
@@ -164,7 +157,7 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
             "An interval without 0 is one of many here: some of them leave out 0 by chance.",
             table,
         )
-    if results.measures and (curves := curve_figures(results, place, results.measures[0])):
+    if results.measures and (curves := _curve_figures(results, place, results.measures[0])):
         add(
             f"{results.measures[0]} while training",
             "Mean over seeds, at the epochs that every seed measured; seconds are of training "
@@ -197,7 +190,6 @@ def _warnings(results: Results, place: Place) -> list[str]:
 
 
 def _hypotheses(results: Results) -> Section:
-    """The verdicts, the claims, and what was not tested."""
     found = verdicts(results)
     blocks: list[Block] = [
         Paragraph(
@@ -225,41 +217,34 @@ def _hypotheses(results: Results) -> Section:
 def mean_and_deviation(found: Estimate | None, of: int | None = None) -> str:
     """Mean and sample deviation; also the count if it is not ``of``, the row's number of seeds.
 
-    >>> from solo_ext.lab.experiments.results import estimate
     >>> mean_and_deviation(estimate([50.0, 53.0, 52.0]))
     '51.67 ± 1.53'
     """
     if found is None:
         return DASH
-    text = f"{found.mean:.2f}"
-    if found.deviation is not None:
-        text += f" ± {found.deviation:.2f}"
-    return text if of is None or found.count == of else f"{text} (n = {found.count})"
+    spread = "" if found.deviation is None else f" ± {found.deviation:.2f}"
+    return f"{found.mean:.2f}{spread}{_count(found, of)}"
 
 
-def mean_and_interval(found: Estimate | None, of: int | None = None) -> str:
-    """A difference and its 95 % interval; also the count if it is not ``of``.
-
-    >>> from solo_ext.lab.experiments.results import estimate
-    >>> mean_and_interval(estimate([2.0, 4.0, 1.0]))
-    '+2.33 (−1.46 to +6.13)'
-    """
+def _mean_and_interval(found: Estimate | None, of: int | None = None) -> str:
+    """As :func:`mean_and_deviation`, a difference and its 95 % interval."""
     if found is None:
         return DASH
-    text = f"{found.mean:+.2f}"
-    if found.low is not None and found.high is not None:
-        text += f" ({found.low:+.2f} to {found.high:+.2f})"
-    text = text.replace("-", "\N{MINUS SIGN}")
-    return text if of is None or found.count == of else f"{text} (n = {found.count})"
+    spread = "" if found.low is None else f" ({found.low:+.2f} to {found.high:+.2f})"
+    text = f"{found.mean:+.2f}{spread}".replace("-", "\N{MINUS SIGN}")
+    return text + _count(found, of)
+
+
+def _count(found: Estimate, of: int | None) -> str:
+    return "" if of in (None, found.count) else f" (n = {found.count})"
 
 
 def scores_table(results: Results, place: Place) -> Table:
     """A line for each row: its scores and its cost.
 
-    >>> from solo_ext.lab.experiments.results import example_results
-    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
-    >>> [row[:4] for row in scores_table(results, results.places()[0]).rows]
-    [['pcl', 'solo_ext', '2', '91.50 ± 0.71'], ['simclr', 'solo_ext', '2', '90.25 ± 0.35']]
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> scores_table(Results(read_benchmark("demo"), []), Place("digits", "default")).head[:3]
+    ['Row', 'Whose', 'Seeds']
     """
     rows, measures = results.rows(place), results.measures
     absent = {row: len(seeds) for row, seeds in results.missing(place).items()}
@@ -296,7 +281,6 @@ def _mean(values: Iterable[float | None]) -> str:
 
 
 def _peaks(records: Collection[Record]) -> str:
-    """The highest peaks of main memory and of the GPU's."""
     shown = []
     for kind, name in (("resident", ""), ("cuda", "GPU ")):
         peak = max((record["memory"] or {}).get(kind) or 0 for record in records)
@@ -307,10 +291,9 @@ def _peaks(records: Collection[Record]) -> str:
 def differences_table(results: Results, place: Place) -> Table:
     """Every row minus each of its bases, paired by seed.
 
-    >>> from solo_ext.lab.experiments.results import example_results
-    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
-    >>> differences_table(results, results.places()[0]).rows
-    [['pcl minus simclr', '2', '+1.25 (−1.93 to +4.43)']]
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> differences_table(Results(read_benchmark("demo"), []), Place("digits", "default")).head[:2]
+    ['Difference', 'Pairs']
     """
     lines = []
     for row in results.rows(place):
@@ -319,21 +302,19 @@ def differences_table(results: Results, place: Place) -> Table:
             if results.runs(place, base):
                 found = (results.difference(place, row, base, m) for m in results.measures)
                 name = f"{results.label(row)} minus {results.label(base)}"
-                lines.append([name, str(pairs), *(mean_and_interval(one, pairs) for one in found)])
+                lines.append([name, str(pairs), *(_mean_and_interval(one, pairs) for one in found)])
     head = ["Difference", "Pairs", *results.measures]
     return Table(head, lines, numeric=frozenset(range(1, len(head))))
 
 
 def _verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
-    """A line for each test of a hypothesis."""
     lines = [
         [
             verdict.name,
             results.title(verdict.place),
             _expectation(results, verdict.hypothesis),
             str(verdict.estimate.count if verdict.estimate else 0),
-            mean_and_interval(verdict.estimate),
-            verdict.answer + (f" ({verdict.reason})" if verdict.reason else ""),
+            *_outcome(verdict),
         ]
         for verdict in found
     ]
@@ -341,8 +322,12 @@ def _verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
     return Table(head, lines, numeric=frozenset({3, 4}))
 
 
+def _outcome(verdict: Verdict) -> tuple[str, str]:
+    reason = f" ({verdict.reason})" if verdict.reason else ""
+    return _mean_and_interval(verdict.estimate), verdict.answer + reason
+
+
 def _expectation(results: Results, claim: Hypothesis) -> str:
-    """What a hypothesis expects of which rows, in which score."""
     side = "above"
     if claim.direction == "not_above":
         side = f"at most {claim.margin:g} above" if claim.margin else "not above"
@@ -354,7 +339,6 @@ def _expectation(results: Results, claim: Hypothesis) -> str:
 
 
 def _verdict_lines(results: Results, found: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Verdicts as ``verdicts.json`` has them; ``isolates``: in what the rows differ."""
     return [
         {
             "claim": verdict.hypothesis.claim,
@@ -374,7 +358,6 @@ def _verdict_lines(results: Results, found: Sequence[Verdict]) -> list[dict[str,
 
 
 def _environments_table(records: Sequence[Record]) -> Table:
-    """One line per combination of machine, versions, code and number of threads."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         same = [record["environment"], record["code"], record["threads"]]
@@ -405,7 +388,6 @@ def _environments_table(records: Sequence[Record]) -> Table:
 
 
 def _protocols_table(records: Sequence[Record]) -> Table:
-    """Settings of every protocol, and how many runs were measured with them."""
     counts = Counter(
         (name, ", ".join(f"{key} {json.dumps(v)}" for key, v in (given or {}).items()))
         for record in records
@@ -413,3 +395,80 @@ def _protocols_table(records: Sequence[Record]) -> Table:
     )
     lines = [[name, given or "defaults", str(count)] for (name, given), count in counts.items()]
     return Table(["Protocol", "Settings", "Runs"], lines, numeric=frozenset({2}))
+
+
+def _score_figures(results: Results, place: Place) -> list[Figure]:
+    """For each measure, the seeds of each row with their mean and deviation."""
+    figures = []
+    for measure in results.measures:
+        held = {
+            row: list(scores.values())
+            for row in results.rows(place)
+            if (scores := results.scores(place, row, measure))
+        }
+        if not held:
+            continue
+        with plain_text():
+            # Not wider, so that a phone shows the text at 10 pixels.
+            drawing = Drawing(figsize=(4.5, 1.4 + 0.3 * len(held)), layout="constrained")
+            axes = drawing.subplots()
+            axes.grid(axis="x", alpha=0.3)
+            for height, (row, values) in enumerate(held.items()):
+                kind, found = results.kind(place, row), estimate(values)
+                assert found is not None
+                drawn = _COLOURS[kind]
+                axes.plot(values, [height] * len(values), "o", ms=4, alpha=0.35, color=drawn)
+                mean, deviation = found.mean, found.deviation
+                axes.errorbar(mean, height, xerr=deviation, fmt="o", color=drawn, label=WHOSE[kind])
+            axes.set_yticks(range(len(held)), [results.label(row) for row in held])
+            axes.set_ylim(len(held) - 0.5, -0.5)
+            axes.set_xlabel(measure)
+            handles, names = axes.get_legend_handles_labels()
+            by_kind = dict(zip(names, handles, strict=True))
+            drawing.legend(by_kind.values(), by_kind, loc="outside upper center", ncols=2)
+            figures.append(Figure(f"{measure}: mean, deviation and seeds", png_of(drawing)))
+    return figures
+
+
+def _curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
+    """For each family of rows, the score over epochs, and over seconds of training."""
+    rows = [row for row in results.rows(place) if results.curve(place, row, measure)]
+    levels = {
+        row: found.mean
+        for row in results.rows(place)
+        if results.kind(place, row) == "baseline"
+        and (found := results.mean(place, row, measure)) is not None
+    }
+    figures = []
+    for family in _families(results, rows):
+        with plain_text():
+            drawing = Drawing(figsize=(4.5, 6), layout="constrained")
+            both = drawing.subplots(2)
+            for column, axes in enumerate(both):
+                for row in family:
+                    points = results.curve(place, row, measure)
+                    x, y = [point[column] for point in points], [score for *_, score in points]
+                    axes.plot(x, y, marker=".", label=results.label(row))
+                for (row, level), dashes in zip(levels.items(), ("--", ":"), strict=False):
+                    axes.axhline(level, color="grey", ls=dashes, label=results.label(row))
+                axes.grid(axis="y", alpha=0.3)
+                axes.set(xlabel=("epochs", "seconds of training")[column], ylabel=measure)
+            drawing.legend(
+                *both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2
+            )
+            names = ", ".join(results.label(row) for row in family)
+            figures.append(Figure(f"{measure}: {names}", png_of(drawing)))
+    return figures
+
+
+def _families(results: Results, rows: Sequence[str]) -> list[list[str]]:
+    """Rows that share a chart: each base with the rows compared with it, and all the others."""
+    bases = {row: [r for r in rows if row in results.settings.rows[r].bases] for row in rows}
+    found = [[base, *compared] for base, compared in bases.items() if compared]
+    shown = {row for family in found for row in family}
+    found.append([row for row in rows if row not in shown])
+    return [
+        family[start : start + _MOST_LINES]
+        for family in found
+        for start in range(0, len(family), _MOST_LINES)
+    ]

@@ -17,20 +17,16 @@ from solo_ext.core.errors import UserError
 from solo_ext.lab.experiments.records import SETTINGS, Record, read_records, times_written
 from solo_ext.lab.experiments.settings import BenchmarkSettings
 
-WHOSE = {
-    "plugin": "solo_ext",
-    "host": "solo-learn",
-    "baseline": "baseline",
-    "teacher": "teacher",
-}
+WHOSE = {"plugin": "solo_ext", "host": "solo-learn", "baseline": "baseline", "teacher": "teacher"}
+"""Names of the kinds of rows in tables."""
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Mean and sample deviation over seeds, and the mean's 95 % interval; null for one value.
 
-    >>> estimate([2.0]), estimate([2.0, 4.0]).count
-    (Estimate(mean=2.0, deviation=None, low=None, high=None, count=1), 2)
+    >>> estimate([2.0])
+    Estimate(mean=2.0, deviation=None, low=None, high=None, count=1)
     """
 
     mean: float
@@ -77,13 +73,9 @@ class Results:
         records: of its runs; ``left_out`` names those that do not count.
         written: when each hypothesis was last changed; one without a time stays undecided.
 
-    Attributes:
-        measures: names of scores in the order of the table.
-
-    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0]})
-    >>> place = results.places()[0]
-    >>> results.rows(place), results.missing(place), results.best(place, "knn")
-    (['pcl', 'simclr'], {'simclr': [2]}, ['pcl'])
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> Results(read_benchmark("demo"), []).places(empty=True)
+    [Place(dataset='digits', budget='default')]
     """
 
     def __init__(
@@ -98,11 +90,12 @@ class Results:
         for record in sorted(records, key=lambda r: r["finished"]):
             place = Place(record["dataset"], record["budget"])
             row, seed = record["row"], record["seed"]
-            known = place in self._named() and row in settings.rows
             by_seed = self._held.setdefault((place, row), {})
-            if not known or seed not in settings.seeds_of(row) or seed in by_seed:
+            named = place in self._named() and row in settings.rows
+            known = named and seed in settings.seeds_of(row)
+            if not known or seed in by_seed:
                 self.left_out.append(f"{' '.join(place)} {row} {seed}")
-            if known and seed in settings.seeds_of(row):
+            if known:
                 by_seed[seed] = record
         self._held = {k: dict(sorted(v.items())) for k, v in self._held.items() if v}
         self.records = [r for by_seed in self._held.values() for r in by_seed.values()]
@@ -176,12 +169,11 @@ class Results:
         expected = self.settings.default_rows
         for name, row in self.settings.rows.items():
             held = self.runs(place, name)
-            if not held and expected is not None and name not in expected:
-                continue
             # Raw pixels do not depend on the seed: one run stands for all.
-            if row.baseline == "raw-pixels" and held:
-                continue
-            if absent := [s for s in self.settings.seeds_of(name) if s not in held]:
+            whole = bool(held) and row.baseline == "raw-pixels"
+            asked = bool(held) or expected is None or name in expected
+            absent = [s for s in self.settings.seeds_of(name) if s not in held]
+            if absent and asked and not whole:
                 found[name] = absent
         return found
 
@@ -225,7 +217,6 @@ def read_results(folder: Path) -> Results:
 
     >>> read_results(Path("nowhere"))
     Traceback (most recent call last):
-        ...
     solo_ext.core.errors.UserError: records 'nowhere': no records.jsonl in it; give a ...
     """
     records = read_records(folder)
@@ -240,48 +231,6 @@ def read_results(folder: Path) -> Results:
     return Results(settings, records, times_written(settings, folder))
 
 
-def example_results(scores: Mapping[str, Sequence[float]]) -> Results:
-    """Results of a benchmark that nobody ran, to try tables with.
-
-    Args:
-        scores: kNN accuracies of each row by seed, from 1; the first row is compared with the
-            others, and claimed to be above the second.
-
-    >>> results = example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]})
-    >>> results.scores(Place("digits", "default"), "pcl", "knn")
-    {1: 91.0, 2: 92.0}
-    """
-    first, *bases = scores
-    claims: dict[str, Any] = {}
-    if bases:
-        claims["better"] = {"claim": f"{first} is better", "source": "nobody", "measure": "knn"}
-        claims["better"] |= {"row": first, "base": bases[0], "seeds": 2}
-    settings = BenchmarkSettings.model_validate(
-        {
-            "title": "mine",
-            "datasets": {"digits": {}},
-            "seeds": list(range(1, max(map(len, scores.values())) + 1)),
-            "rows": {r: {"config": r, "bases": bases if r == first else []} for r in scores},
-            "hypotheses": claims,
-        }
-    )
-    host = {"generation": "1.0.2", "fingerprint": "fcd22b007728", "patches": []}
-    machine = {"host": host, "python": "3.11.7", "packages": {}, "processor": "a processor"}
-    shared: Any = {
-        **{"dataset": "digits", "budget": "default", "kind": "plugin", "threads": 1},
-        **{"config": {}, "evaluation": {"knn": None}, "code": {"version": "1.0"}},
-        **{"environment": {**machine, "cores": 2, "gpus": [], "cuda": None}},
-        **{"epochs": 4, "images": 1400, "seconds": 60.0, "images_per_second": 93.3},
-        **{"memory": None, "curves": None, "finished": "2026-03-01T10:00:00+00:00"},
-    }
-    records: list[Any] = [
-        {**shared, "key": f"{row}-{seed}", "row": row, "seed": seed, "scores": {"knn": knn}}
-        for row, values in scores.items()
-        for seed, knn in enumerate(values, 1)
-    ]
-    return Results(settings, records, {"better": "2026-02-28T10:00:00+00:00"})
-
-
 _CAME_LATER = {
     "performance.compile": False,
     "method_kwargs.batch_norm_splits": 1,
@@ -292,7 +241,6 @@ _CAME_LATER = {
 
 
 def _differing_keys(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Keys in which two configs differ, but for seed, names and what is written where."""
     first, second = ({**_CAME_LATER, **dict(_flat(given))} for given in (config, other))
     found = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
     own = ("seed", "name", "checkpoint", "loggers", "wandb")
@@ -311,7 +259,6 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _conditions(record: Record) -> dict[str, Any]:
-    """Conditions that all runs of a comparison must share."""
     host = record["environment"]["host"]
     return {
         "evaluation": record["evaluation"],

@@ -15,13 +15,7 @@ from solo_ext.core.errors import StoppedBySignal, UserError
 from solo_ext.core.files import append_lines, locked, read_json, write_text
 from solo_ext.lab.experiments.launchers import Launcher
 from solo_ext.lab.experiments.plan import PlannedRun
-from solo_ext.lab.experiments.records import (
-    RECORDS,
-    SETTINGS,
-    Record,
-    note_claims,
-    read_records,
-)
+from solo_ext.lab.experiments.records import RECORDS, SETTINGS, Record, note_claims, read_records
 from solo_ext.lab.experiments.settings import BenchmarkSettings
 from solo_ext.lab.experiments.work import PLANNED, RECORD
 from solo_ext.lab.training.run_dir import checkpoints
@@ -53,20 +47,15 @@ def run_benchmark(
 
     >>> import tempfile
     >>> from solo_ext.lab.experiments.settings import read_benchmark
-    >>> def launcher(folders, tick):
-    ...     return {}  # the reason of each run that failed
     >>> out = Path(tempfile.mkdtemp())
-    >>> run_benchmark(read_benchmark("demo"), [], out, launcher)
+    >>> run_benchmark(read_benchmark("demo"), [], out, lambda folders, tick: {})
     ([], {})
-    >>> sorted(file.name for file in out.iterdir())
-    ['.lock', 'benchmark.yaml', 'hypotheses.jsonl']
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"--out {str(out)!r}: {error.strerror}; name a folder that can be written"
-        ) from error
+        why = f"{error.strerror}; name a folder that can be written"
+        raise UserError(f"--out {str(out)!r}: {why}") from error
     answer = "Ctrl-C: runs at work save first, which may take a while"
     with locked(out / LOCK, 0), StopSignals(answer) as signals:
         settings = _with_earlier_seeds(settings, out)
@@ -75,14 +64,13 @@ def run_benchmark(
         note_claims(settings, out)
         known = read_records(out) if (out / RECORDS).is_file() else []
         held = {record["key"]: record for record in known}
-        planned = {run.key: run for run in plan}
+        planned = {run.key for run in plan}
 
         def tick() -> None:
             for record in _collect(out, plan, held):
-                run = planned[record["key"]]
                 numbers = "  ".join(f"{k} {v:.2f}" for k, v in record["scores"].items())
                 done = len(held.keys() & planned)
-                name = f"{run.dataset} {run.budget} {run.row} seed {run.seed}"
+                name = "{dataset} {budget} {row} seed {seed}".format(**record)
                 say(f"{done}/{len(plan)}  {name}  {numbers}")
             if signals.received is not None:
                 raise StoppedBySignal(

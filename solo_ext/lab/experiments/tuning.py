@@ -22,8 +22,6 @@ from solo_ext.lab.experiments.settings import (
     Tuning,
 )
 
-TUNED = "tuned.yaml"
-
 
 def trial_settings(
     settings: BenchmarkSettings, rows: Sequence[str] | None = None
@@ -37,20 +35,15 @@ def trial_settings(
         ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
             a measure that the evaluation does not give, or nothing to draw.
 
-    >>> from solo_ext.lab.experiments.settings import checked_benchmark
-    >>> tuning = {"trials": 2, "space": {"optimizer.lr": {"choices": [0.1, 0.3]}}}
-    >>> given = {"title": "mine", "datasets": {"digits": {}}, "rows": {"pcl": {"config": "pcl"}}}
-    >>> list(trial_settings(checked_benchmark({**given, "tuning": tuning})).rows)
-    ['pcl.0', 'pcl.1']
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> list(trial_settings(read_benchmark("digits"), ["simclr"]).rows)[:2]
+    ['simclr.0', 'simclr.1']
     """
     tuning = _tuning(settings)
     if len(settings.datasets) * len(settings.budgets) > 1:
-        raise ConfigError(
-            "datasets",
-            list(settings.datasets),
-            "tuning takes one data set and budget",
-            "tune them one by one, with overrides such as '~budgets.800'",
-        )
+        remedy = "tune them one by one, with overrides such as '~budgets.800'"
+        names = list(settings.datasets)
+        raise ConfigError("datasets", names, "tuning takes one data set and budget", remedy)
     trainable = [
         name
         for name, row in settings.rows.items()
@@ -91,14 +84,12 @@ def write_tuned(
     Among equal trials the first is taken, so that a row changes only for something better.
 
     >>> import tempfile
-    >>> from solo_ext.lab.experiments.settings import checked_benchmark
-    >>> given = {"title": "mine", "datasets": {"digits": {}}, "rows": {"pcl": {"config": "pcl"}}}
-    >>> space = {"optimizer.lr": {"choices": [0.1, 0.3]}}
-    >>> settings = checked_benchmark({**given, "tuning": {"trials": 2, "space": space}})
-    >>> scores = [{"row": f"pcl.{n}", "scores": {"knn": knn}} for n, knn in enumerate([90.0, 91.0])]
-    >>> file = write_tuned(settings, trial_settings(settings), scores, Path(tempfile.mkdtemp()))
-    >>> yaml.safe_load(file.read_text())["rows"]["pcl"]
-    {'config': 'pcl', 'changes': ['optimizer.lr=0.3']}
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> settings = read_benchmark("digits")
+    >>> trials = trial_settings(settings, ["simclr"])
+    >>> scores = [{"row": name, "scores": {settings.tuning.measure: 90.0}} for name in trials.rows]
+    >>> write_tuned(settings, trials, scores, Path(tempfile.mkdtemp())).name
+    'tuned.yaml'
     """
     measure = _tuning(settings).measure
     scores = {record["row"]: record["scores"] for record in records}
@@ -109,16 +100,15 @@ def write_tuned(
             continue
         if measure not in scores[trial]:
             listed = ", ".join(scores[trial])
-            raise ConfigError(
-                "tuning.measure", measure, "the evaluation does not give it", f"allowed: {listed}"
-            )
+            problem = "the evaluation does not give it"
+            raise ConfigError("tuning.measure", measure, problem, f"allowed: {listed}")
         if name not in best or scores[trial][measure] > best[name]:
             best[name] = scores[trial][measure]
             tuned[name] = settings.rows[name].model_copy(update={"changes": row.changes})
     of_best = settings.model_copy(
         update={"title": f"{settings.title}, tuned", "rows": tuned, "tuning": None}
     )
-    file = out / TUNED
+    file = out / "tuned.yaml"
     text = yaml.safe_dump(of_best.model_dump(exclude_defaults=True), sort_keys=False)
     write_text(file, text)
     return file
@@ -138,14 +128,11 @@ def _draws(tuning: Tuning, name: str, row: Row) -> list[dict[str, Any]]:
     # Draw a whole power of 2: otherwise the sequence is not balanced.
     power = max(0, math.ceil(math.log2(max(tuning.trials - 1, 1))))
     points = qmc.Sobol(len(space), scramble=True, seed=0).random_base2(power)
-    drawn = [
-        {
-            key: _value(dimension, x)
-            for (key, dimension), x in zip(space.items(), point, strict=True)
-        }
-        for point in points[: tuning.trials - 1].tolist()
-    ]
-    return [{}, *drawn]
+    draws: list[dict[str, Any]] = [{}]
+    for point in points[: tuning.trials - 1].tolist():
+        pairs = zip(space.items(), point, strict=True)
+        draws.append({key: _value(dimension, x) for (key, dimension), x in pairs})
+    return draws
 
 
 def _value(dimension: Dimension, x: float) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -21,10 +21,10 @@ class Verdict:
         estimate: mean and interval of the differences paired by seed; null without pairs.
         reason: why it is undecided, otherwise empty.
 
-    >>> from solo_ext.lab.experiments.results import example_results
-    >>> (found,) = verdicts(example_results({"pcl": [91.0, 92.0], "simclr": [90.0, 90.5]}))
-    >>> found.name, found.estimate.mean, found.reason
-    ('better', 1.25, 'the interval is too wide')
+    >>> claim = Hypothesis(claim="it helps", source="a paper", row="a", base="b", measure="knn")
+    >>> place = Place("digits", "default")
+    >>> Verdict("nnclr", claim, place, None, "undecided", "0 of 5 pairs").hypothesis.direction
+    'above'
     """
 
     name: str
@@ -38,10 +38,9 @@ class Verdict:
 def verdicts(results: Results) -> list[Verdict]:
     """One verdict per hypothesis, data set and budget with records of both rows.
 
-    >>> from solo_ext.lab.experiments.results import example_results
-    >>> scores = {"pcl": [91.0, 92.0, 91.5], "simclr": [90.0, 90.5, 90.1]}
-    >>> [verdict.answer for verdict in verdicts(example_results(scores))]
-    ['reproduced']
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> verdicts(Results(read_benchmark("claims_e2"), []))
+    []
     """
     return [
         _verdict(results, name, claim, place)
@@ -101,6 +100,6 @@ def _objection(
     return f"{count} of {claim.seeds} pairs" if count < claim.seeds else ""
 
 
-def _not_isolated(keys: Iterable[str], isolates: Sequence[str]) -> list[str]:
+def _not_isolated(keys: Iterable[str], isolates: Iterable[str]) -> list[str]:
     """Differing keys that ``isolates`` does not name, neither themselves nor their section."""
-    return [k for k in keys if not any(f"{k}.".startswith(f"{own}.") for own in isolates)]
+    return [key for key in keys if not f"{key}.".startswith(tuple(f"{own}." for own in isolates))]

@@ -18,15 +18,14 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from solo_ext.core.errors import UserError, in_one_line
+from solo_ext.core.errors import UserError, in_one_line, show_messages
 from solo_ext.core.files import append_lines, locked, read_jsonl, write_text
-from solo_ext.core.messages import show_messages
 from solo_ext.data.workers import JOB_SIGNALS
 from solo_ext.lab.evaluation.context import open_context
 from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
@@ -134,15 +133,8 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
     by_number = {line["epoch"]: line for line in read_jsonl(folder / EPOCHS)}
     epochs = [by_number[number] for number in sorted(by_number)]
     seconds = sum(e["seconds"] for e in epochs)
-    return {
-        "key": planned.key,
-        "dataset": planned.dataset,
-        "budget": planned.budget,
-        "row": planned.row,
-        "kind": planned.kind,
-        "seed": planned.seed,
-        "evaluation": planned.evaluation,
-        "threads": planned.threads,
+    of_plan = {k: v for k, v in vars(planned).items() if k not in ("baseline", "teacher")}
+    measured = {
         "config": _without_paths(prepared.run.model_dump(), planned),
         # The code of the first start counts as changed if a later one ran other code.
         "code": codes[0] | ({"changed": True} if codes != codes[:1] * len(codes) else {}),
@@ -158,6 +150,7 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
         "curves": _curves(folder, epochs),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    return cast(Record, of_plan | measured)
 
 
 def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:

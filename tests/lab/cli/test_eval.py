@@ -12,7 +12,7 @@ import pytest
 
 from solo_ext import host
 from solo_ext.host.backbones import build_backbone
-from solo_ext.lab.cli import output
+from solo_ext.lab.cli import commands
 from tests.lab.cli.conftest import document, write_run
 
 Command = Callable[..., Any]
@@ -52,10 +52,10 @@ def test_table_is_text_with_rounded_numbers(
         {"name": "[/b] of [red]runs[/red]", "value": -12.3456789, "small": -0.00123456789},
         {"name": "plain", "value": 87.5, "small": None},
     ]
-    output.show(argparse.Namespace(json=False), "suite: [/b] x", rows)
+    commands.show(argparse.Namespace(json=False), "suite: [/b] x", rows)
     monkeypatch.setenv("COLUMNS", "60")
     wide = [{f"number_{n}_of_many": float(n) for n in range(12)}]
-    output.show(argparse.Namespace(json=False), "geometry", wide)
+    commands.show(argparse.Namespace(json=False), "geometry", wide)
     shown = capsys.readouterr().out
     for text in ("suite: [/b] x", "[/b] of [red]runs[/red]", "-12.35", "-0.001235", "87.50"):
         assert text in shown

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from solo_ext.lab.experiments.charts import _families
 from solo_ext.lab.experiments.records import note_claims
-from solo_ext.lab.experiments.report import benchmark_sections, write_report
+from solo_ext.lab.experiments.report import _families, benchmark_sections, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.pages import Bullets, Paragraph, Section, Table
 from tests.lab.experiments.report_records import (

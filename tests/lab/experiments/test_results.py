@@ -14,13 +14,7 @@ from solo_ext.core.files import append_lines
 from solo_ext.lab.experiments import run
 from solo_ext.lab.experiments.records import RECORDS, read_records
 from solo_ext.lab.experiments.results import Place, Results, _differing_keys, read_results
-from tests.lab.experiments.report_records import (
-    record,
-    results,
-    rows_of,
-    settings,
-    write_folder,
-)
+from tests.lab.experiments.report_records import record, results, rows_of, settings, write_folder
 
 DIGITS = Place("digits", "default")
 

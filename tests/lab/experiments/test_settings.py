@@ -7,11 +7,7 @@ import pytest
 import yaml
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.lab.experiments.settings import (
-    checked_benchmark,
-    read_benchmark,
-    suite_settings,
-)
+from solo_ext.lab.experiments.settings import checked_benchmark, read_benchmark, suite_settings
 
 
 def test_overrides(tiny_file: Path) -> None:
