@@ -47,6 +47,18 @@ def test_a_class_that_only_one_split_has(
         prepare(config)
 
 
+def test_an_optimisers_settings_are_completed(make_config: MakeConfig) -> None:
+    def completed(**kwargs: Any) -> Any:
+        config = make_config(
+            "simclr", optimizer={"name": "sgd", "kwargs": kwargs}, accelerator="cpu"
+        )
+        return prepare(config).run.optimizer.kwargs
+
+    assert completed(nesterov=True) == {"momentum": 0.9, "nesterov": True}
+    with pytest.raises(ConfigError, match=r"nesterov=true: it needs a momentum above 0"):
+        completed(nesterov=True, momentum=0.0)
+
+
 def test_an_optimiser_that_a_fork_has_added(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
