@@ -104,15 +104,19 @@ def permuted(places: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64
     than numbers; results that are not below ``size`` go through the network again (cycle walking),
     which ends at the latest at the place where it began.
 
-    Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 5.
-
     Args:
-        places: (N,), each from 0 to size - 1, as the result.
+        places: (N,), each from 0 to size - 1.
         size: of the permutation, up to 2**62.
         key: which permutation, as :func:`mix` gives it.
 
+    Returns:
+        (N,), distinct for distinct places.
+
     >>> permuted(np.arange(6), 6, mix(5, 0))
     array([4, 0, 5, 3, 2, 1])
+
+    Source:
+        Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 5.
     """
     a = max(math.isqrt(max(size - 1, 0)) + 1, 1)
     sides = np.uint64(a), np.uint64(-(-size // a))

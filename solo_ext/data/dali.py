@@ -40,6 +40,13 @@ def device_of(cfg: CommonConfig) -> str:
 
     Raises:
         ConfigError: DALI is not installed, has no GPU, or would have to skip unreadable images.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> words = ["data.format=dali", "data.unreadable=skip"]
+    >>> device_of(check_run(compose("digits/simclr", words)))
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: data.unreadable='skip': DALI stops at an image that it c...
     """
     if cfg.data.unreadable == "skip":
         raise ConfigError(

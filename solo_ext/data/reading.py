@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import stat
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -197,7 +198,7 @@ def _eight_bits(grey: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     return scaled.astype(np.uint8)
 
 
-class EncodedImages(Dataset[Item]):
+class EncodedImages(Dataset[Item], ABC):
     """Images whose files are kept somewhere, decoded when they are asked for.
 
     Attributes:
@@ -215,13 +216,13 @@ class EncodedImages(Dataset[Item]):
     targets: NDArray[Any]
     classes: list[str]
 
+    @abstractmethod
     def encoded(self, index: int) -> bytes:
         """The file of an image.
 
         Raises:
             UnreadableImage: it cannot be read.
         """
-        raise NotImplementedError
 
     def name_of(self, index: int) -> str:
         """Where an image is kept."""

@@ -66,6 +66,7 @@ class Shard:
         Raises:
             ValueError: the file is damaged.
         """
+        # A plain Shard is only downloaded and checked; MDS and Tar know their format.
         raise NotImplementedError
 
 
@@ -315,6 +316,7 @@ class StreamingImages(EncodedImages):
 
     @property
     def targets(self) -> NDArray[np.int32]:  # type: ignore[override]
+        """Targets (n,), which the processes of a machine share; -1 without labels."""
         unlabelled = np.broadcast_to(np.int32(-1), len(self))
         return unlabelled if self._labels is None else self._labels.values
 

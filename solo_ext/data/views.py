@@ -114,9 +114,17 @@ def shard_order(starts: Integers, seed: int, at_once: int) -> Callable[[Integers
     """An order of all samples that goes through few shards at a time, as a function from places.
 
     The shards are permuted, and the samples within each. This sequence is cut into ``at_once``
-    lanes of one length, from which samples are taken in turns. Lane k begins k / at_once of a shard
-    later than its cut, and has what is before that last, so that the lanes do not all come to their
-    next shards at once. ``starts`` (S + 1,) has the first sample of every shard, and their number.
+    lanes of one length, from which samples are taken in turns: any that many in a row are of as
+    many places of the sequence. Lane k begins k / at_once of a shard later than its cut, and has
+    what is before that last, so that the lanes do not all come to their next shards at once.
+
+    Args:
+        starts: (S + 1,) first sample of every shard, and the number of samples.
+        seed: as :func:`~solo_ext.core.draws.mix` gives it.
+        at_once: lanes; at most S.
+
+    Returns:
+        A function from places (N,) to the samples there; it takes the memory of S numbers.
 
     >>> order = shard_order(np.array([0, 3, 6, 9, 12]), seed=3, at_once=2)
     >>> sorted(order(np.arange(12)).tolist()) == list(range(12))

@@ -30,10 +30,14 @@ _PROTOTYPES = (
 
 
 class TeacherSource(Protocol):
-    """The part of ``TeacherKwargs`` of the methods that is read here.
+    """Where a teacher comes from: the part of ``TeacherKwargs`` of the methods that is read here.
 
     For official files ``model: None`` is the published architecture; otherwise a torchvision name,
     optionally followed by ``w2`` to ``w5`` for SwAV's wide ones, or a timm name.
+
+    >>> from solo_ext.methods.distillation import TeacherKwargs
+    >>> TeacherKwargs(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
+    'online'
     """
 
     layout: Layout

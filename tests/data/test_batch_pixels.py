@@ -18,6 +18,7 @@ from solo_ext.config.schema import Augmentation
 from solo_ext.data.batch_augment import BatchAugment, ViewDraws
 from solo_ext.data.batch_ops import (
     AxisResampler,
+    _blur_matrices,
     bicubic_matrices,
     blur,
     jitter_,
@@ -146,6 +147,36 @@ def test_blur(radius: float) -> None:
     # PIL rounds after each of six passes.
     assert difference.max() < 3
     assert difference.mean() < 1
+
+
+def test_blur_matrices() -> None:
+    """Against three passes of a box with fractional ends, neighbour by neighbour."""
+    radii = torch.tensor([0.1, 0.6, 1.3, 2.0, 6.0], dtype=torch.float64)
+    line = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for radius, matrix in zip(radii.tolist(), _blur_matrices(radii, 9), strict=True):
+        # The box whose variance is a third of the Gaussian's, found by bisection.
+        low, high = 0.0, 20.0
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (middle, high) if box_variance(middle) < radius**2 / 3 else (low, middle)
+        whole, part = int(low), low - int(low)
+        blurred = line
+        for _ in range(3):
+            padded = torch.cat([line[:1] * 0 + blurred[0]] * 30 + [blurred] + [blurred[-1:]] * 30)
+            taken = [
+                padded[30 + p - whole : 30 + p + whole + 1].sum()
+                + part * (padded[29 + p - whole] + padded[31 + p + whole])
+                for p in range(9)
+            ]
+            blurred = torch.stack(taken) / (2 * low + 1)
+        torch.testing.assert_close(matrix @ line, blurred, atol=1e-9, rtol=0)
+
+
+def box_variance(radius: float) -> float:
+    """Of a box with `radius` whole pixels on either side and fractional ends."""
+    whole, part = int(radius), radius - int(radius)
+    squares = 2 * sum(d * d for d in range(1, whole + 1)) + 2 * part * (whole + 1) ** 2
+    return squares / (2 * radius + 1)
 
 
 def test_blurred_with_its_own_radius() -> None:

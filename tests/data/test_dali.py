@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from solo_ext.config.schema import DALI, Backbone, Batch, CommonConfig, Crop
-from solo_ext.core.errors import UserError
+from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.data import dali
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import eval_batches, fixed_loader, training_set
@@ -109,6 +110,25 @@ def test_names_a_file_that_is_no_image(tmp_path: Path, name: str, threads: int) 
         assert time.monotonic() - begin < 60, "a hang"
         assert "\n" not in str(caught.value)
         assert "data.format=image_folder" in str(caught.value)
+
+
+def test_says_how_to_install_dali(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dali.importlib.util, "find_spec", lambda name: None)
+    images = open_images(config(folder, "dali").data, "val")
+    skipping = config(folder, "dali")
+    skipping.data.unreadable = "skip"
+    with pytest.raises(ConfigError, match="DALI stops at an image"):
+        fixed_loader(skipping, images)
+    with pytest.raises(ConfigError, match=r"not installed.*dali-cuda12.*dali-cuda13"):
+        fixed_loader(config(folder, "dali"), images)
+
+
+def test_refuses_a_gpu_that_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    images = open_images(config(folder, "dali").data, "val")
+    for on_gpu in (DALI(), None):
+        with pytest.raises(ConfigError, match=r"dali\.device='gpu'.*dali\.device=cpu"):
+            fixed_loader(config(folder, "dali").model_copy(update={"dali": on_gpu}), images)
 
 
 @pytest.mark.gpu

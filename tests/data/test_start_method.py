@@ -27,6 +27,7 @@ AUGMENTATION = Augmentation(
     color_jitter={"prob": 0.5, "hue": 0.1},  # type: ignore[arg-type]
     gaussian_blur={"prob": 0.5},  # type: ignore[arg-type]
     solarization={"prob": 0.5},  # type: ignore[arg-type]
+    equalization={"prob": 0.5},  # type: ignore[arg-type]
 )
 
 

@@ -6,6 +6,7 @@ files in memory: they are uploaded again where it is started again.
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import signal
 import socket
@@ -204,6 +205,20 @@ class KillServer:
 
 
 @pytest.mark.fault
+def test_a_server_that_is_killed_while_workers_read(server: Server) -> None:
+    """They have a few batches more than are served."""
+    images = open_images(data(unreadable="skip"), "train")
+    batches = iter(FixedLoader(FixedViews(images, ToTensor()), 1, 2))
+    next(batches)
+    server.kill()
+    with pytest.raises(StorageAway, match=r"shard.0000\d.mds: .* .tried 2 times.") as caught:
+        list(batches)
+    assert "\n" not in str(caught.value)
+    server.start()
+    assert len(list(FixedLoader(FixedViews(images, ToTensor()), 1, 2))) == len(images)
+
+
+@pytest.mark.fault
 def test_a_server_that_is_killed_while_it_serves(
     server: Server, shards: Path, make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -228,3 +243,25 @@ def test_a_server_that_is_killed_while_it_serves(
     server.start()
     resume(tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def _read(images: Any, own: list[int], found: Any) -> None:
+    found.put([(i, images[i][1]) for i in own])
+
+
+def test_processes_have_their_own_shares(server: Server, tmp_path: Path) -> None:
+    """Two forks of a process that has read, one folder of copies."""
+    from solo_ext.data.views import EpochSampler, shard_starts
+
+    images = open_images(data(), "train")
+    starts, size = shard_starts(images), len(images)
+    shares = [[k.sample for k in EpochSampler(size, 5, 2, rank, starts, 3)] for rank in (0, 1)]
+    context = multiprocessing.get_context("fork")
+    found: Any = context.Queue()
+    processes = [context.Process(target=_read, args=(images, own, found)) for own in shares]
+    for process in processes:
+        process.start()
+    read = sorted(pair for _ in processes for pair in found.get(timeout=60))
+    for process in processes:
+        process.join(60)
+    assert read == [(i, int(t)) for i, t in enumerate(images.targets)]  # type: ignore[attr-defined]

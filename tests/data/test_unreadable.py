@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from multiprocessing import active_children
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from solo_ext.config.schema import Augmentation, RunConfig
 from solo_ext.core.files import read_jsonl
+from solo_ext.data.batch_augment import BatchAugment
 from solo_ext.data.images import class_names, open_images
 from solo_ext.data.loaders import (
     FixedLoader,
@@ -32,7 +34,7 @@ from solo_ext.data.reading import (
     read_sample,
     targets_of,
 )
-from solo_ext.data.views import EpochSampler, FixedViews, TrainingViews
+from solo_ext.data.views import EpochSampler, FixedViews, SampleKey, TrainingViews
 from solo_ext.lab.training.watch import add_lines
 from tests.data.making import run_of, same, save_image, section
 
@@ -81,6 +83,24 @@ def test_the_next_readable_sample_stands_in(folder: Path) -> None:
     assert name_of(images, 8) == str(folder / "b" / "08.png")
     with pytest.raises(UnreadableImage, match=r"08\.png"):
         images[8]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", ["image", "batch", "batch in memory"])
+def test_views_of_a_stand_in(folder: Path, kind: str) -> None:
+    """Index and label are its own, its crops are not those that it has as itself."""
+    cfg = config(folder, augmentation=kind.split()[0], in_memory="memory" in kind)
+    views: Any = loader_of(cfg).dataset
+    keys = [SampleKey(0, i) for i in (7, 8, 9, 10)]
+    if kind != "image":
+        batch = views.__getitems__(keys)
+        assert (batch.indices.tolist(), batch.targets.tolist()) == ([10] * 4, [1] * 4)
+        augment = BatchAugment("custom", cfg.augmentations, 8, 8, cfg.seed)
+        crops = augment(batch.images, augment.draw(batch.epoch, batch.asked.numpy()))[0]
+    else:
+        assert {views[key][::2] for key in keys} == {(10, 1)}
+        crops = torch.stack([views[key][1][0] for key in keys])
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(crops, 2))
 
 
 Batches = list[Any]

@@ -81,6 +81,7 @@ class EvalContext:
 
     @cached_property
     def class_names(self) -> list[str]:
+        """Names of the C classes by their number."""
         return class_names(self.train)
 
     @cached_property
@@ -104,6 +105,7 @@ class EvalContext:
         return fixed_loader(self.cfg, images, batch_size=self.settings.batch_size)
 
     def report(self, what: str) -> Callable[[int, int], object]:
+        """Progress of one task: a function of the number of batches done and in all."""
         return partial(self.progress, what)
 
     @cached_property
@@ -116,6 +118,7 @@ class EvalContext:
         return Features(train, test, self.class_names)
 
     def about(self) -> dict[str, Any]:
+        """Model and data of the evaluation, for a record."""
         return {
             "run": self.model.name,
             "folder": str(self.model.folder),
@@ -193,10 +196,17 @@ def open_context(
 ) -> EvalContext:
     """Loads a model, unless it is one, and opens the images that its config names.
 
-    >>> open_context("pixels", EvalRun(data={"train_path": "nowhere", "val_path": "nowhere"}))
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.ConfigError: data.train_path='nowhere': no such folder...
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+    ...     (root / name).mkdir(parents=True)
+    ...     Image.new("RGB", (8, 8), "red").save(root / name / "1.png")
+    >>> data = {"train_path": str(root / "train"), "val_path": str(root / "val")}
+    >>> settings = EvalRun(data=data, crop_size=8, num_workers=0, out=str(root))
+    >>> context = open_context("pixels", settings)
+    >>> context.features.train[0].shape, context.class_names
+    (torch.Size([2, 192]), ['cat', 'dog'])
     """
     ranks = _ranks()
     device = _device(settings.device, ranks)
@@ -284,8 +294,12 @@ def same_classes(train: Images, val: Images, val_path: str) -> None:
 
     The last classes may be missing in validation, because that changes no number.
 
+    Raises:
+        ConfigError: a class that training does not have, or a missing class before others.
+
     >>> from types import SimpleNamespace
-    >>> train, val = (SimpleNamespace(classes=["cat", other]) for other in ("dog", "fox"))
+    >>> train = SimpleNamespace(classes=["cat", "dog"])
+    >>> val = SimpleNamespace(classes=["cat", "fox"])
     >>> same_classes(train, val, "val")
     Traceback (most recent call last):
         ...

@@ -77,7 +77,11 @@ class Transfer(Protocol):
         return [found for o in self._contexts(context).values() for found in o.fingerprints]
 
     def run(self, context: EvalContext) -> list[Row]:
-        """A row per data set, with the headlines of the protocols; of several, their means last."""
+        """A row per data set, with the headlines of the protocols; of several, their means last.
+
+        Raises:
+            ConfigError: an unknown protocol, a wrong setting of one, or no such folder.
+        """
         measured = protocols_of(_ON_ONE_DATA_SET, self.protocols, self.settings, "settings")
         # Open all data sets before measuring the first, so that a wrong path is found at once.
         contexts = self._contexts(context)

@@ -42,6 +42,7 @@ class Features:
     class_names: Sequence[str]
 
     def to(self, device: str) -> Features:
+        """The same on a device."""
         train, test = ((x.to(device), y.to(device)) for x, y in (self.train, self.test))
         return Features(train, test, self.class_names)
 
@@ -71,7 +72,7 @@ def extract_features(
     """
     stream = feature_batches(backbone, loader, device=device, progress=progress)
     features, targets = (torch.cat(column) for column in zip(*stream, strict=True))
-    _refuse_non_finite(features)
+    refuse_non_finite(features)
     return features, targets
 
 
@@ -120,7 +121,14 @@ def pooled(output: Tensor, rows: int) -> Tensor:
     return features if features.ndim == 2 else features.mean(dim=(2, 3))
 
 
-def _refuse_non_finite(features: Tensor) -> None:
+def refuse_non_finite(features: Tensor) -> None:
+    """Refuses features (n, D) with infinities or NaN by a ``ValueError``.
+
+    >>> refuse_non_finite(torch.tensor([[1.0, 2.0], [0.0, torch.inf]]))
+    Traceback (most recent call last):
+        ...
+    ValueError: 1 of 2 rows of features are not finite; check the weights of the backbone ...
+    """
     broken = int((~features.isfinite().all(dim=1)).sum())
     if broken:
         raise ValueError(
@@ -243,7 +251,7 @@ class FeatureStore:
                 waiting, held = [(features[size:], targets[size:])], held - size
 
     def _save(self, file: Path, features: Tensor, targets: Tensor) -> None:
-        _refuse_non_finite(features)
+        refuse_non_finite(features)
         tensors = {"features": features, "targets": targets}
         about = {"key": self.digest, "sha256": _sha256(features, targets)}
         try:

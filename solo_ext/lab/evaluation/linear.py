@@ -20,7 +20,7 @@ from torch import Tensor
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.types import LearningRate, NonNegativeFloat, NonNegativeInt, PositiveInt
-from solo_ext.lab.evaluation.features import Features, Rows
+from solo_ext.lab.evaluation.features import Features, Rows, refuse_non_finite
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row, accuracies, first_and_five
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,10 @@ class Linear(FeatureProtocol):
     seed: NonNegativeInt = 0
 
     def measure(self, features: Features) -> list[Row]:
+        """One row: the numbers of :meth:`probe`."""
         return [self.probe(features.train, features.test)]
 
+    @torch.inference_mode(False)
     def probe(self, train: Rows, test: Rows) -> dict[str, float]:
         """Accuracy of a multinomial logistic regression fitted to frozen features.
 
@@ -62,9 +64,26 @@ class Linear(FeatureProtocol):
         If a train class has one row there is no hold-out, and the middle of the sorted penalties is
         used (the stronger of two middles). Classes without train rows are never predicted.
 
+        Args:
+            train: features (n, D) and their classes (n,).
+            test: features (m, D) and their classes (m,).
+
+        Returns:
+            ``acc1``, ``acc5`` and ``train_acc1`` in percent, and the chosen ``weight_decay``.
+
+        Raises:
+            ValueError: features that are not finite.
+
         Source:
             Protocol of Kornblith et al., CVPR 2019, arXiv 1805.08974.
+
+        >>> y = torch.arange(3).repeat(10)
+        >>> x = torch.eye(3)[y]
+        >>> Linear().probe((x, y), (x, y))["acc1"]
+        100.0
         """
+        for features, _ in (train, test):
+            refuse_non_finite(features)
         x, x_test = train[0].double(), test[0].double()
         # Leave out classes without train rows: their biases would go to minus infinity.
         classes, y = torch.unique(train[1], return_inverse=True)
@@ -183,6 +202,15 @@ class LowShot(FeatureProtocol):
 
         They are over draws of labels, not over training seeds. Amounts that exceed the images of a
         class are left out, with a warning.
+
+        Raises:
+            UserError: all amounts exceed them, or a class has no training image at all.
+
+        >>> y = torch.arange(2).repeat(10)
+        >>> features = Features((torch.eye(2)[y], y), (torch.eye(2)[y], y), ["cat", "dog"])
+        >>> (row,) = LowShot(shots=[3], fractions=[]).measure(features)
+        >>> row["labels"], row["images"], row["acc1"], row["ci95"]
+        ('3 per class', 6, 100.0, 0.0)
         """
         amounts: dict[str, int | float] = {
             **{f"{shots} per class": shots for shots in self.shots},
@@ -268,6 +296,12 @@ class LinearSGD(FeatureProtocol):
         rows. If no class has two of them, the middle of both lists is taken. The test rows choose
         nothing. ``at_edge`` says that the chosen rate is the largest or smallest of several, so
         that the list should be widened; it is ``None`` without a hold-out.
+
+        >>> y = torch.arange(2).repeat(10)
+        >>> features = Features((torch.eye(2)[y], y), (torch.eye(2)[y], y), ["cat", "dog"])
+        >>> (row,) = LinearSGD(learning_rate=[0.1, 1.0], weight_decay=[0.0]).measure(features)
+        >>> row["acc1"], row["learning_rate"], row["at_edge"]
+        (100.0, 0.1, True)
         """
         (x, labels), (x_test, test_labels) = features.train, features.test
         classes, y = torch.unique(labels, return_inverse=True)

@@ -40,6 +40,10 @@ class OnlineEvaluation(Callback):
     It measures before training, every n epochs and after the last one, as ``solo-ext eval`` does;
     the state of training, random generators included, is not changed. Rank 0 measures alone.
     Images without a label are left out. Pictures and weights go to ``<out>/epoch-<n>``.
+
+    Raises:
+        ConfigError: a setting that a protocol does not have or lacks, or no images to evaluate on;
+            before training, a protocol that needs all images although unreadable ones are skipped.
     """
 
     def __init__(self, run: RunConfig, train: Images, val: Images | None, out: Path) -> None:
@@ -115,8 +119,18 @@ def on_first(work: Callable[[], T], device: torch.device) -> T | None:
     """Runs ``work`` on rank 0 while the other ranks wait, however long it takes.
 
     In a collective they would run into the process group's timeout. Instead they wait for a key of
-    its store, which rank 0 sets when it is done, and return ``None``. ``work`` must not use
-    collectives; the process group can send from ``device``.
+    its store, which rank 0 sets when it is done.
+
+    Args:
+        work: must not use collectives.
+        device: one that the process group can send from.
+
+    Returns:
+        What ``work`` returned on rank 0, ``None`` elsewhere.
+
+    Raises:
+        RankError: another rank failed within :func:`propagate_rank_errors` before it got here.
+        UserError: instead, if its error is a UserError.
 
     >>> on_first(lambda: 87.5, torch.device("cpu"))
     87.5

@@ -91,6 +91,7 @@ class FeatureMap(Protocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
+        """Trustworthiness of each method."""
         return {f"trustworthiness_{r['method']}": float(r["trustworthiness"]) for r in rows}
 
     def _points(
@@ -218,6 +219,7 @@ class Neighbors(Protocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
+        """Precision over the test split."""
         return {"precision": float(rows[0]["precision"])}
 
 

@@ -55,12 +55,13 @@ class Protocol(Section):
 class FeatureProtocol(Protocol):
     """A protocol on frozen features, which are extracted once for all of them.
 
-    >>> class Count(FeatureProtocol):
-    ...     title = "Number of images"
+    >>> class Length(FeatureProtocol):
+    ...     title = "Mean length"
     ...     def measure(self, features):
-    ...         return [{"images": len(features.test[0])}]
-    >>> Count.needs_every_image
-    False
+    ...         return [{"length": features.test[0].norm(dim=1).mean().item()}]
+    >>> rows = torch.ones(2, 4), torch.tensor([0, 1])
+    >>> Length().measure(Features(rows, rows, ["cat", "dog"]))
+    [{'length': 2.0}]
     """
 
     needs_every_image: ClassVar[bool] = False
@@ -76,12 +77,15 @@ class FeatureProtocol(Protocol):
 def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
     """Runs one protocol; if there are several processes, only the first gets rows.
 
+    Raises:
+        UserError: settings, images or a backbone that the protocol does not allow.
+
     >>> from types import SimpleNamespace
-    >>> from solo_ext.lab.evaluation.features import Ranks
+    >>> from solo_ext.lab.evaluation.features import ALONE
     >>> from solo_ext.lab.evaluation.scores import KNN
     >>> rows = torch.eye(4), torch.arange(4)
     >>> features = Features(rows, rows, list("abcd"))
-    >>> context = SimpleNamespace(features=features, device="cpu", ranks=Ranks())
+    >>> context = SimpleNamespace(features=features, device="cpu", ranks=ALONE)
     >>> measure(KNN(k=[1], temperature=[0.1]), context)
     [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}]
     """

@@ -43,6 +43,12 @@ class KNN(FeatureProtocol):
     temperature: Annotated[list[PositiveFloat], MinLen(1)] = [0.07, 0.1]
 
     def measure(self, features: Features) -> list[Row]:
+        """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``.
+
+        >>> rows = torch.eye(6), torch.arange(6)
+        >>> KNN(k=[1], temperature=[0.1]).measure(Features(rows, rows, list("abcdef")))
+        [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}]
+        """
         (bank, labels), (queries, targets) = features.train, features.test
         scores = knn_accuracy(
             queries, targets, bank, labels, ks=self.k, temperatures=self.temperature
@@ -115,6 +121,7 @@ class Retrieval(FeatureProtocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
+        """``map`` and the recalls."""
         return {k: float(v) for k, v in rows[0].items() if k.startswith(("map", "recall_"))}
 
 
@@ -230,6 +237,7 @@ class FeatureSpace(FeatureProtocol):
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
+        """``effective_rank``, ``uniformity``, ``dead``."""
         return {k: float(rows[0][k]) for k in ("effective_rank", "uniformity", "dead")}
 
 

@@ -61,8 +61,11 @@ def evaluate_suite(
 
     Returns:
         The record: what was evaluated, on what, ``entries``, one for each protocol of this and of
-        earlier calls, and ``failed``, those of this call. All but the first of several processes
-        have no entries.
+        earlier calls, and ``failed``, those of this call. Of several processes, all but the first
+        only extract features and have no entries.
+
+    Raises:
+        UserError: wrong settings, a path that is no run, or a folder that cannot be written.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -90,6 +93,9 @@ def evaluate_suite(
 
 def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str, Protocol]]:
     """Settings that all protocols share, and those of the ones to run, in the registry's order.
+
+    Raises:
+        ConfigError: unknown protocol or key, a missing key, or an invalid value.
 
     >>> read_suite_settings({"protocols": ["geometry", "knn"], "knn": {"k": [5]}})[1]
     {'knn': KNN(k=[5], temperature=[0.07, 0.1]), 'geometry': FeatureSpace(split='test', ...)}

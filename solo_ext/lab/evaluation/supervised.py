@@ -76,7 +76,11 @@ class SupervisedProtocol(Protocol):
         """Trains; returns the row, and the module to save."""
 
     def run(self, context: EvalContext) -> list[Row]:
-        """One row: ``acc1`` and ``acc5`` after the last epoch, and what the training says."""
+        """One row: ``acc1`` and ``acc5`` after the last epoch, and what the training says.
+
+        Raises:
+            UserError: settings that do not fit, or the training diverged.
+        """
         row, module = self.trained(context)
         if self.save:
             tensors = {k: v.cpu().contiguous() for k, v in module.state_dict().items()}
@@ -132,6 +136,7 @@ class SupervisedProtocol(Protocol):
         )
 
     def autocast(self, device: torch.device) -> torch.autocast:
+        """Mixed precision inside the block, with Lightning's names."""
         mixed = self.precision != "32-true"
         return torch.autocast(device.type, dtype=_DTYPES.get(self.precision), enabled=mixed)
 
@@ -151,6 +156,9 @@ class SupervisedProtocol(Protocol):
         Random numbers come from (seed, epoch), so that training in parts gives the same result.
         Rates follow :func:`_cosine_schedule`. With ``heads_only`` the module has linear classifiers
         alone, some of which may diverge. Returns the mean loss of the last epoch.
+
+        Raises:
+            UserError: loss or weights of an epoch are not finite.
         """
         device, steps, progress = context.device, len(loader), context.report(self.title)
         schedule = _cosine_schedule(optimizer, steps * self.epochs, round(steps * warmup_epochs))

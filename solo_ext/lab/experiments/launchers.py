@@ -126,6 +126,7 @@ class Job:
         work(Path(folder))
 
     def checkpoint(self, folder: str) -> Any:
+        """What submitit queues when SLURM pre-empts the job."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(Job(), folder)

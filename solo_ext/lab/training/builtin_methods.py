@@ -137,7 +137,12 @@ def check_large_crops(method: str, count: int) -> None:
 def check_builtin(run: RunConfig, images: int) -> None:
     """Refuses settings that would make a built-in method fail during training.
 
-    A queue that is not a multiple of the batch is shortened to one.
+    Args:
+        run: the checked config; a queue that is not a multiple of the batch is shortened to one.
+        images: number of training images.
+
+    Raises:
+        ConfigError: for example a queue smaller than the batch.
 
     >>> from solo_ext.config.check import check_method_kwargs, check_run
     >>> from solo_ext.config.compose import compose

@@ -33,8 +33,12 @@ class RunCheckpoint(Checkpoint):
     ``....ckpt.previous``. A signal that asks the run to end, or the loss of a data worker, leads to
     a checkpoint after the next optimiser step. So does an error between two steps, in the loading
     of images for example, if the run has one process. A validation that is due after the step comes
-    first, because a resumed run would not repeat it. The run then ends by ``StoppedBySignal`` or
-    ``ProcessLost``. If a checkpoint cannot be written, earlier ones are kept.
+    first, because a resumed run would not repeat it.
+
+    Raises:
+        StoppedBySignal: in training, after the checkpoint was written.
+        ProcessLost: likewise.
+        OSError: in training, if a checkpoint cannot be written; earlier ones are kept.
     """
 
     def __init__(self, run_dir: Path, stem: str, settings: Settings) -> None:
@@ -48,6 +52,7 @@ class RunCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
 
     def note_lost(self, what: str) -> None:
+        """Makes the run end after the next optimiser step, because a data worker died."""
         self._lost = what
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

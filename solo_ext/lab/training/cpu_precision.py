@@ -23,6 +23,10 @@ def precision_for(run: RunConfig, convolutions: Convolutions) -> str:
     It is faster on processors with AVX512-BF16 or AMX (measured on the former). It depends on
     nothing that is timed, so that a run can be repeated.
 
+    Args:
+        run: trains on the CPU, or keeps ``32-true``.
+        convolutions: those of its backbone.
+
     >>> run = RunConfig.model_construct(accelerator="gpu")
     >>> precision_for(run, [(nn.Conv2d(3, 8, 3), (3, 32, 32))])
     '32-true'

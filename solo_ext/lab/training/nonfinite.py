@@ -70,6 +70,10 @@ class NonFiniteWatch(Callback):
     ``gradients``), the loss, ``then`` (``stopped`` or ``skipped``), the indices and their names in
     the data set. A bad loss is reported with its own batch, bad embeddings with their own images
     and ``lengths``, bad gradients with all batches of the step. Each process writes its own.
+
+    Raises:
+        UserError: in training, at a bad batch, at too many in a row, or at weights that are not
+            finite.
     """
 
     def __init__(self, run_dir: Path, images: Any, action: Literal["stop", "skip"]) -> None:

@@ -131,6 +131,9 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
 def check_folder(key: str, path: str) -> None:
     """Refuses a folder that cannot be created: a file is in its path, or a link that leads nowhere.
 
+    Raises:
+        ConfigError: with ``key``.
+
     >>> check_folder("checkpoint.dir", "/dev/null/runs")
     Traceback (most recent call last):
         ...

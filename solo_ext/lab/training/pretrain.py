@@ -365,6 +365,9 @@ def resume(
 ) -> PretrainResult:
     """Continues the run of a directory, from its most advanced checkpoint.
 
+    Raises:
+        UserError: the folder is no run directory, or holds no checkpoint.
+
     >>> resume(Path("nowhere"))
     Traceback (most recent call last):
         ...

@@ -222,7 +222,13 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def set_aside(damaged: Mapping[Path, str]) -> None:
     """Renames damaged checkpoints, with a warning: with their names they would count as ours.
 
-    The caller must hold the lock of the directory. ``damaged``: files, and why each is unreadable.
+    The caller must hold the lock of the directory.
+
+    Args:
+        damaged: files, and why each cannot be read.
+
+    Raises:
+        UserError: a file cannot be renamed.
 
     >>> set_aside({})
     """
@@ -291,6 +297,9 @@ def resume_point(
 
 def read_state(path: Path) -> dict[str, Any]:
     """The content of a training checkpoint, read without running code.
+
+    Raises:
+        UserError: the file is incomplete, damaged, or no such checkpoint.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "pcl-ep=0.ckpt"

@@ -224,6 +224,9 @@ def how_to_go_on(run_dir: Path) -> str:
 def check_run_dir(run_dir: Path) -> None:
     """Refuses a folder with files that are not a run's, because they would be replaced.
 
+    Raises:
+        ConfigError: it has other files than a run's lock, but no run's record of the environment.
+
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> (folder / "thesis.tex").touch()
@@ -252,6 +255,9 @@ def check_run_dir(run_dir: Path) -> None:
 
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The config that a run of this package was started with.
+
+    Raises:
+        UserError: the folder is no run directory of ``solo-ext pretrain``, or its config is none.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -125,8 +125,13 @@ class Agreement:
     ) -> list[int]:
         """The largest value of every wish over all processes; zeros between two exchanges.
 
-        Every process must call it at the same steps. A wish is a whole number, 0 for none; ``now``
-        exchanges at this step in any case, by tensors on ``device``.
+        Every process must call it at the same steps.
+
+        Args:
+            wishes: whole numbers, 0 for none.
+            step: optimiser steps so far.
+            device: of the exchange, one that the process group can send from.
+            now: whether to exchange at this step in any case.
         """
         if distributed.world_size() == 1:
             return list(wishes)

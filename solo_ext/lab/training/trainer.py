@@ -46,6 +46,9 @@ def make_trainer(
 ) -> pl.Trainer:
     """Makes the Trainer that a config asks for, with its loggers besides ``lines``.
 
+    Raises:
+        UserError: Lightning refuses the settings, or lacks the package of a logger.
+
     >>> from tempfile import mkdtemp
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,3 +57,22 @@ def test_export_for_timm(command: Command, tmp_path: Path) -> None:
         "model.safetensors",
     }
     assert document(command("export", "run", "--format=timm", "--json"))["out"] == "run/export-timm"
+
+
+def test_export_that_is_refused(own_run: Path, command: Command, tmp_path: Path) -> None:
+    """The stem for small images is no model of timm's; another file stays."""
+    args = json.loads((own_run / "args.json").read_text())
+    args["backbone"]["kwargs"]["small_stem"] = True
+    (own_run / "args.json").write_text(json.dumps(args))
+    taken = tmp_path / "taken.safetensors"
+    taken.write_text("mine")
+    before = sorted(own_run.iterdir())
+    for words, says in (
+        (("--format=timm",), "take --format safetensors"),
+        (("--format=safetensors", f"--out={taken}"), f"--out={str(taken)!r}: it is there already"),
+    ):
+        result = command("export", str(own_run), *words)
+        assert (result.code, result.out, len(result.lines)) == (2, "", 1)
+        assert says in result.err
+    assert taken.read_text() == "mine"
+    assert sorted(own_run.iterdir()) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -289,3 +290,21 @@ def test_class_without_training_image_is_named(digits: Features) -> None:
     without = replace(digits, train=(x[y != 4], y[y != 4]), class_names=names)
     with pytest.raises(UserError, match="class 'digit 4' has no training image"):
         LowShot().measure(without)
+
+
+def test_works_on_inference_tensors_inside_inference_mode() -> None:
+    data = make_data()
+    expected = probe(*data, weight_decay=[0.01])
+    with torch.inference_mode():
+        rows = tuple(part.double() if part.is_floating_point() else part + 0 for part in data)
+        assert rows[0].is_inference()
+        assert probe(*rows, weight_decay=[0.01]) == expected
+        assert torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_features_that_are_not_finite_are_refused(side: str) -> None:
+    x, y, x_test, y_test = make_data()
+    (x if side == "train" else x_test)[3, 2] = math.nan
+    with pytest.raises(ValueError, match=f"1 of {120 if side == 'train' else 200} rows"):
+        probe(x, y, x_test, y_test)
