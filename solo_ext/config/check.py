@@ -52,7 +52,8 @@ def trainer_arguments() -> tuple[str, ...]:
 def check_run(config: Mapping[str, Any]) -> RunConfig:
     """Validates a composed config and fills in its defaults.
 
-    Arguments of the Trainer that the schema does not name are extra fields of the result.
+    Returns:
+        The typed config; arguments of the Trainer that the schema does not name are extra fields.
 
     Raises:
         ConfigError: an unknown key, a missing one, or a value of the wrong type or range; a
@@ -60,6 +61,7 @@ def check_run(config: Mapping[str, Any]) -> RunConfig:
 
     >>> check_run({"name": "a run", "_target_": "os.system"})
     Traceback (most recent call last):
+        ...
     solo_ext.core.errors.ConfigError: _target_='os.system': a config names Python to run; ...
     """
     refuse_targets(config)
@@ -76,10 +78,15 @@ def common_config(config: Mapping[str, Any] | DictConfig) -> CommonConfig:
     Raises:
         ConfigError: a key that is read is missing or of the wrong type.
 
-    >>> saved = {"backbone": {"name": "resnet18"}, "data": {"dataset": "cifar10", "of": "others"}}
-    >>> saved |= {"augmentations": [{"crop_size": 32}], "optimizer": {"batch_size": 256}}
-    >>> common_config(saved).data.dataset
-    'cifar10'
+    >>> saved = {
+    ...     "backbone": {"name": "resnet18"},
+    ...     "data": {"dataset": "cifar10", "reader": "lmdb"},  # a key of another program
+    ...     "augmentations": [{"crop_size": 32}],
+    ...     "optimizer": {"batch_size": 256},
+    ... }
+    >>> config = common_config(saved)
+    >>> config.backbone.name, config.data.dataset, config.augmentations[0].crop_size
+    ('resnet18', 'cifar10', 32)
     """
     if isinstance(config, DictConfig):
         config = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
@@ -106,16 +113,21 @@ def known_keys(section: type[Section], given: Any) -> Any:
 def check_method_kwargs(kwargs_type: type[S], given: Mapping[str, Any]) -> S:
     """Validates ``method_kwargs`` and fills in its defaults.
 
-    The class attribute ``SYNONYMS`` of ``kwargs_type``, if there is one, maps alternative keys to
-    the keys that they stand for.
+    Args:
+        kwargs_type: the method's class of settings. Its class attribute ``SYNONYMS``, if there is
+            one, maps alternative keys to the keys that they stand for.
+        given: the mapping in the config.
 
     Raises:
         ConfigError: as :func:`check_run`, or a key and its synonym have different values.
 
     >>> class Kwargs(Section):
     ...     temperature: float = 0.2
+    >>> check_method_kwargs(Kwargs, {})
+    Kwargs(temperature=0.2)
     >>> check_method_kwargs(Kwargs, {"temperatur": 0.1})
     Traceback (most recent call last):
+        ...
     solo_ext.core.errors.ConfigError: method_kwargs.temperatur=0.1: unknown key; did you mean ...
     """
     if not issubclass(kwargs_type, BaseModel):
@@ -184,8 +196,11 @@ def validated(kind: type[M], given: Mapping[str, Any], *, prefix: str = "") -> M
     Raises:
         ConfigError: an unknown key if there is one, else the first mistake in schema order.
 
+    >>> validated(Batch, {"batch_size": 256})
+    Batch(batch_size=256)
     >>> validated(Batch, {"batch_size": 0}, prefix="optimizer")
     Traceback (most recent call last):
+        ...
     solo_ext.core.errors.ConfigError: optimizer.batch_size=0: not a valid value; allowed: ...
     """
     try:

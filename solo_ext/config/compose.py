@@ -60,8 +60,9 @@ def compose(
         ConfigError: no such config, or one that names code to run.
         UserError: a path that is no folder, or an override or YAML file that cannot be read.
 
-    >>> compose("digits/debiased", ["optimizer.lr=0.1"])["optimizer"]["lr"]
-    0.1
+    >>> config = compose("digits/debiased", ["max_epochs=2", "method_kwargs.temperature=0.1"])
+    >>> config["method"], config["max_epochs"], config["method_kwargs"]["temperature"]
+    ('debiased', 2, 0.1)
     """
     name = config_name.removesuffix(".yaml")
     suffix = "" if name.endswith(".yml") else ".yaml"
@@ -170,6 +171,10 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
     >>> [(o.key_or_group, o.value()) for o in parse(["optimizer.lr=0.1", "data.val_path=null"])]
     [('optimizer.lr', 0.1), ('data.val_path', None)]
+    >>> parse(["optimizer.lr"])
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: override 'optimizer.lr' cannot be read: write ...
     """
     parts = [word.partition("=") for word in overrides]
     words = [

@@ -171,8 +171,9 @@ class Images(Section):
 class Data(Images):
     """``data``: where the images are. ``num_*`` are filled in and not written by hand.
 
-    >>> Data(dataset="cifar10", train_path="datasets/cifar10").format
-    'image_folder'
+    >>> data = Data(dataset="cifar10", train_path="datasets/cifar10", fraction=0.1)
+    >>> data.format, data.fraction, data.path("val")
+    ('image_folder', 0.1, None)
     """
 
     dataset: Literal["cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom"]
@@ -317,8 +318,9 @@ class Crop(Section):
 class Augmentation(View, Crop):
     """One entry of ``augmentations``: a pipeline, and how many crops it makes.
 
-    >>> Augmentation(crop_size=32, num_crops=2, rrc={"crop_min_scale": 0.2}).rrc.crop_max_scale
-    1.0
+    >>> two = Augmentation(crop_size=32, num_crops=2, rrc={"crop_min_scale": 0.2})
+    >>> two.num_crops, two.rrc.crop_max_scale
+    (2, 1.0)
     """
 
     num_crops: Annotated[int, Gt(0), Le(100)]
@@ -522,8 +524,13 @@ class CommonConfig(Section):
 
     :func:`solo_ext.config.check.common_config` reads it from a host's config or a saved run.
 
-    >>> CommonConfig.model_construct(backbone=Backbone(name="resnet18")).backbone.kwargs
-    {}
+    >>> CommonConfig(
+    ...     backbone={"name": "resnet18"},
+    ...     data={"dataset": "cifar10"},
+    ...     augmentations=[{"crop_size": 32}],
+    ...     optimizer={"batch_size": 256},
+    ... ).data.format
+    'image_folder'
     """
 
     name: str | None = None
@@ -542,7 +549,16 @@ class RunConfig(CommonConfig):
     ``precision: auto`` is ``bf16-mixed`` on a CPU that gains by it, else ``32-true``. Any other key
     is an argument of Lightning's ``Trainer``.
 
-    >>> config = RunConfig.model_construct(method="pcl", max_epochs=200)
+    >>> config = RunConfig(
+    ...     name="pcl-cifar10",
+    ...     method="pcl",
+    ...     backbone={"name": "resnet18"},
+    ...     data={"dataset": "cifar10", "train_path": "datasets"},
+    ...     augmentations=[{"crop_size": 32, "num_crops": 2}],
+    ...     optimizer={"name": "sgd", "lr": 0.03, "batch_size": 256},
+    ...     scheduler={"name": "warmup_cosine"},
+    ...     max_epochs=200,
+    ... )
     >>> config.seed, config.precision, config.checkpoint.frequency
     (5, '32-true', 1)
     """

@@ -95,7 +95,10 @@ def max_over_ranks(x: Tensor) -> Tensor:
 def broadcast_buffers(*modules: nn.Module) -> None:
     """Gives every rank the buffers of rank 0, such as running statistics, which differ.
 
-    >>> broadcast_buffers(nn.BatchNorm1d(3))
+    >>> norm = nn.BatchNorm1d(3)
+    >>> broadcast_buffers(norm)
+    >>> norm.running_mean
+    tensor([0., 0., 0.])
     """
     for module in modules if world_size() > 1 else ():
         for buffer in module.buffers():
@@ -120,7 +123,8 @@ def gather(x: Tensor) -> Tensor:
 def gather_each(xs: Sequence[Tensor], *, gradient: bool = False) -> list[Tensor]:
     """Several ``x`` (N, ...) of one shape, each as :func:`gather` gives it, by one collective.
 
-    >>> [tuple(z.shape) for z in gather_each([torch.zeros(4, 8), torch.ones(4, 8)])]
+    >>> z1, z2 = torch.zeros(4, 8), torch.ones(4, 8)
+    >>> [tuple(z.shape) for z in gather_each([z1, z2])]
     [(4, 8), (4, 8)]
     """
     if world_size() == 1:
@@ -163,8 +167,9 @@ def join_shares(share: Tensor, dim: int = 0) -> Tensor:
 
     All ranks call it. A device holds some 64 MB of the whole at a time.
 
-    >>> join_shares(torch.arange(3))
-    tensor([0, 1, 2])
+    >>> table = torch.arange(6).view(3, 2)
+    >>> join_shares(share_of(table)).equal(table)
+    True
     """
     if world_size() == 1:
         return share
@@ -225,6 +230,7 @@ def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[
     >>> with propagate_rank_errors(torch.device("cpu")):
     ...     raise UserError("this rank cannot read 'images/'")
     Traceback (most recent call last):
+        ...
     solo_ext.core.errors.UserError: this rank cannot read 'images/'
     """
     if not among or world_size() == 1:
@@ -244,7 +250,12 @@ def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[
 def rank_barrier(device: torch.device) -> None:
     """Waits for all ranks within :func:`propagate_rank_errors`, and raises as it does.
 
-    >>> rank_barrier(torch.device("cpu"))
+    >>> cpu = torch.device("cpu")
+    >>> with propagate_rank_errors(cpu):
+    ...     rank_barrier(cpu)
+    ...     images = total(32, cpu)
+    >>> images
+    32
     """
     if world_size() > 1:
         _exchange(None, device)

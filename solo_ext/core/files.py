@@ -110,9 +110,15 @@ def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
         UserError: as :func:`open_regular`; or it is larger, or not UTF-8.
         FileNotFoundError: there is no such file.
 
-    >>> read_text(Path(__file__), most=3)
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "note.txt"
+    >>> _ = file.write_text("a note")
+    >>> read_text(file)
+    'a note'
+    >>> read_text(file, most=3)
     Traceback (most recent call last):
-    solo_ext.core.errors.UserError: '...files.py' cannot be read: it has more than 3 bytes
+        ...
+    solo_ext.core.errors.UserError: '...note.txt' cannot be read: it has more than 3 bytes
     """
     try:
         with open_regular(path) as file:
@@ -173,9 +179,13 @@ def refuse_link(path: Path) -> Path:
     Raises:
         UserError: something that is no regular file has this name.
 
-    >>> refuse_link(Path("/dev"))
+    >>> import tempfile
+    >>> link = Path(tempfile.mkdtemp()) / "metrics.jsonl"
+    >>> link.symlink_to("/dev/null")
+    >>> refuse_link(link)
     Traceback (most recent call last):
-    solo_ext.core.errors.UserError: '/dev' is no regular file, and would be written; remove it
+        ...
+    solo_ext.core.errors.UserError: '...metrics.jsonl' is a link to '/dev/null', which would be ...
     """
     if path.is_symlink():
         raise UserError(

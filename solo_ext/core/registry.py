@@ -17,12 +17,15 @@ class Entry(Generic[T]):
 
     Attributes:
         name: what a config writes.
+        target: the class or function.
         paper: title of the paper, empty if there is none.
+        year: year of publication, 0 if there is none.
         arxiv: arXiv number such as ``2007.00224``, empty if there is none.
         origin: distribution or package that defines it.
 
-    >>> Entry("nnclr", dict, paper="With a Little Help from My Friends", year=2021).origin
-    'solo_ext'
+    >>> entry = Entry("nnclr", dict, paper="With a Little Help from My Friends", year=2021)
+    >>> entry.name, entry.year, entry.origin
+    ('nnclr', 2021, 'solo_ext')
     """
 
     name: str

@@ -96,15 +96,20 @@ class StatefulLoader:
 class ResumableLoader(StatefulLoader, WorkerLoader):
     """A training loader that resumes within an epoch; its last, incomplete batch is dropped.
 
-    ``skipped`` has the indices of the unreadable images so far, which other samples replaced.
+    Attributes:
+        skipped: indices of the unreadable images so far, which other samples replaced.
 
     >>> from PIL import Image
+    >>> from solo_ext.data.transforms import MultiCrop
     >>> from torchvision.transforms import ToTensor
-    >>> views = TrainingViews([(Image.new("RGB", (8, 8)), 3)] * 6, ToTensor())
+    >>> images = [(Image.new("RGB", (8, 8)), 3)] * 6
+    >>> views = TrainingViews(images, MultiCrop([ToTensor()], [2]), seed=5)
     >>> loader = ResumableLoader(views, EpochSampler(6, seed=5), batch_size=2, num_workers=0)
     >>> indices, crops, targets = next(iter(loader))
-    >>> indices.shape, crops.shape, loader.state_dict()
-    (torch.Size([2]), torch.Size([2, 3, 8, 8]), {'epoch': 0, 'batches': 1})
+    >>> indices.shape, [tuple(crop.shape) for crop in crops]
+    (torch.Size([2]), [(2, 3, 8, 8), (2, 3, 8, 8)])
+    >>> loader.state_dict()
+    {'epoch': 0, 'batches': 1}
     """
 
     def __init__(
@@ -266,6 +271,7 @@ def fixed_loader(
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
+    >>> from solo_ext.data.images import open_images
     >>> run = check_run(compose("digits/simclr"))
     >>> images, targets = next(iter(fixed_loader(run, open_images(run.data, "val"), batch_size=8)))
     >>> images.shape, targets.shape

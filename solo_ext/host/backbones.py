@@ -72,8 +72,13 @@ def small_image_kwargs(name: str, kwargs: Mapping[str, Any], image_size: int) ->
     Convolutional models get ``small_stem: true``; models that cut the image into patches get
     ``img_size`` and a patch size of an eighth of it, if they take both.
 
-    ``image_size`` is the side of the large crops in pixels.
+    Args:
+        name: ``timm/<model>``; other names are returned as they are.
+        kwargs: ``backbone.kwargs``.
+        image_size: side of the large crops, in pixels.
 
+    >>> small_image_kwargs("timm/resnet18", {}, 32)
+    {'small_stem': True}
     >>> small_image_kwargs("timm/vit_tiny_patch16_224", {}, 32)
     {'img_size': 32, 'patch_size': 4}
     """
@@ -103,8 +108,12 @@ def build_backbone(
 ) -> tuple[nn.Module, int]:
     """Builds a backbone (N, 3, H, W) -> (N, D) without classifier, as solo-learn's methods do.
 
-    Main's vision transformers depend on the name of the ``method``; the data sets ``cifar10`` and
-    ``cifar100`` give solo-learn's own ResNets a 3 x 3 stem.
+    Args:
+        table: constructors by name.
+        name: solo-learn's name, or ``timm/<model>``.
+        kwargs: arguments of the constructor.
+        method: name of the method; main's vision transformers depend on it.
+        dataset: ``cifar10`` and ``cifar100`` give solo-learn's own ResNets a 3 x 3 stem.
 
     Returns:
         The backbone, and D.
@@ -112,9 +121,12 @@ def build_backbone(
     Raises:
         ConfigError: an unknown backbone, or arguments that it does not take.
 
-    >>> about = {"method": None, "dataset": "custom"}
-    >>> build_backbone(BackboneTable(), "timm/resnet10t", {"small_stem": True}, **about)[1]
-    512
+    >>> kwargs = {"small_stem": True}
+    >>> backbone, dim = build_backbone(
+    ...     BackboneTable(), "timm/resnet10t", kwargs, method=None, dataset="custom"
+    ... )
+    >>> backbone(torch.randn(2, 3, 32, 32)).shape, dim
+    (torch.Size([2, 512]), 512)
     """
     if name not in table:
         raise unknown_backbone(name, table)

@@ -12,8 +12,14 @@ from torch import Tensor
 
 
 def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of logits (N, C), the mean over images with a label (N,); 0 if all are -1.
+    """Cross-entropy, the mean over images with a label; 0 if no image has one.
 
+    Args:
+        logits: (N, C).
+        targets: (N,) classes, -1 for none.
+
+    >>> class_loss(torch.zeros(3, 2), torch.tensor([0, 1, -1]))
+    tensor(0.6931)
     >>> class_loss(torch.zeros(3, 2), torch.tensor([-1, -1, -1]))
     tensor(0.)
     """

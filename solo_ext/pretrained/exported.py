@@ -37,8 +37,20 @@ class Metadata(Section):
     ``input_size`` is the side of the large crops of pretraining; ``mean`` and ``std`` are per
     channel, of images in [0, 1].
 
-    >>> Metadata.model_construct(features_dim=512).format_version
-    1
+    >>> about = Metadata(
+    ...     solo_ext="1.0",
+    ...     backbone={"name": "resnet18", "kwargs": {}},
+    ...     features_dim=512,
+    ...     input_size=32,
+    ...     mean=[0.5, 0.5, 0.5],
+    ...     std=[0.25, 0.25, 0.25],
+    ...     method="pcl",
+    ...     dataset="cifar10",
+    ...     epoch=200,
+    ...     checkpoint_sha256="0123456789abcdef",
+    ... )
+    >>> about.backbone.name, about.format_version
+    ('resnet18', 1)
     """
 
     format_version: Literal[1] = 1

@@ -44,10 +44,12 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: unknown model or tag, weights of another model, or a failed download.
 
+    >>> import tempfile
     >>> from solo_ext.methods.distillation import TeacherKwargs
-    >>> load_timm(TeacherKwargs(layout="timm", model="resnet10t.b7"))
-    Traceback (most recent call last):
-    solo_ext.core.errors.ConfigError: method_kwargs.teacher.model='resnet10t.b7': timm has no we...
+    >>> file = tempfile.mkdtemp() + "/weights.pth"
+    >>> torch.save(timm.create_model("resnet10t").state_dict(), file)
+    >>> load_timm(TeacherKwargs(layout="timm", path=file, model="resnet10t")).features_dim
+    512
     """
     name = str(source.model)
     model = _timm_name(name if name.startswith(PREFIX) else PREFIX + name)
@@ -92,10 +94,13 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: unknown model or tag, weights of another model, or a failed download.
 
+    >>> import tempfile
     >>> from solo_ext.methods.distillation import TeacherKwargs
-    >>> load_torchvision(TeacherKwargs(layout="torchvision", model="resnet18:V2"))
-    Traceback (most recent call last):
-    solo_ext.core.errors.ConfigError: method_kwargs.teacher.model='resnet18:V2': torchvision has ...
+    >>> file = tempfile.mkdtemp() + "/weights.pth"
+    >>> torch.save(torchvision.models.shufflenet_v2_x0_5().state_dict(), file)
+    >>> source = TeacherKwargs(layout="torchvision", path=file, model="shufflenet_v2_x0_5")
+    >>> load_torchvision(source).features_dim
+    1024
     """
     given, kwargs = str(source.model), source.model_kwargs
     name, _, tag = given.partition(":")

@@ -55,15 +55,18 @@ class LoadedTeacher:
         backbone: (N, 3, H, W) -> (N, features_dim).
         head: (N, features_dim) -> (N, embed_dim), not L2-normalised; ``None`` if there is none.
         prototypes: (K, embed_dim) unit rows in fp32; ``None`` if there are none.
+        features_dim: of the backbone's output.
         embed_dim: of the head's output, ``features_dim`` without a head.
         mean: per channel, of the images that it was trained with, as ``std``.
         input_size: side of the images in pixels.
         digest: first 16 hex digits of the file's SHA-256; of the weights' if there is no file.
+        description: one line.
 
     >>> network = nn.Sequential(nn.Flatten(), nn.LazyLinear(16))
     >>> rest = {"name": "mine", "digest": "", "mean": [0.5] * 3, "std": [0.25] * 3}
-    >>> assemble(network, **rest, input_size=8).embed_dim
-    16
+    >>> teacher = assemble(network, **rest, input_size=8)
+    >>> teacher.features_dim, teacher.head is None, teacher.embed_dim
+    (16, True, 16)
     """
 
     backbone: nn.Module
@@ -201,16 +204,24 @@ def load_head(
     Args:
         weights: of an ``nn.Sequential`` by key, such as ``0.weight``, or of one linear layer. A
             place without weights between two layers is an activation.
-        in_dim: D of the features (N, D) that it takes.
+        in_dim: D of the features that it takes.
         activation: of the hidden layers; weights do not show it.
         prefix: prefix of the keys in their file, for messages.
+
+    Returns:
+        (N, in_dim) -> (N, embed_dim), not L2-normalised.
 
     Raises:
         ValueError: names the first keys that do not belong to such a head, or whose shapes
             contradict the others.
 
-    >>> load_head({"0.weight": torch.ones(6, 12), "2.weight": torch.ones(4, 6)}, 12, "gelu")[1]
-    GELU(approximate='none')
+    >>> head = load_head({"0.weight": torch.ones(6, 12), "2.weight": torch.ones(4, 6)}, 12, "relu")
+    >>> head
+    Sequential(
+      (0): Linear(in_features=12, out_features=6, bias=False)
+      (1): ReLU()
+      (2): Linear(in_features=6, out_features=4, bias=False)
+    )
     """
     single = "weight" in weights
     held = {f"0.{k}": v for k, v in weights.items()} if single else weights

@@ -51,14 +51,17 @@ class Pretrained:
 
     Attributes:
         backbone: on the CPU, loaded without missing or unexpected keys.
+        features_dim: D of its features.
         cfg: the run's config, as far as it is read here.
+        checkpoint: the file.
         epoch: epochs trained.
         digest: first 16 hex digits of the file's SHA-256.
         weights: the state dict of the method.
 
     >>> cfg = CommonConfig.model_construct(method="pcl")
-    >>> Pretrained(nn.Identity(), 512, cfg, Path("last.ckpt"), 200, "0123456789abcdef", {}).epoch
-    200
+    >>> source = Pretrained(nn.Identity(), 512, cfg, Path("last.ckpt"), 200, "0123456789abcdef", {})
+    >>> source.cfg.method, source.features_dim, source.epoch
+    ('pcl', 512, 200)
     """
 
     backbone: nn.Module

@@ -382,9 +382,10 @@ class BaseMomentumMethod(BaseMethod):
 def split_by_dimension(groups: Iterable[Group], **vectors: Any) -> list[Group]:
     """Splits groups into matrices and vectors (biases, norms); ``vectors`` updates the latter.
 
-    >>> groups = split_by_dimension([{"params": [*nn.Linear(4, 3).parameters()]}], weight_decay=0.0)
-    >>> [g.get("weight_decay") for g in groups]
-    [None, 0.0]
+    >>> layer = torch.nn.Linear(4, 3)
+    >>> groups = split_by_dimension([{"params": list(layer.parameters())}], weight_decay=0.0)
+    >>> [([tuple(p.shape) for p in g["params"]], g.get("weight_decay")) for g in groups]
+    [([(3, 4)], None), ([(3,)], 0.0)]
     """
     out: list[Group] = []
     for group in groups:

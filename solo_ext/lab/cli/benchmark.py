@@ -31,6 +31,7 @@ def benchmark(args: argparse.Namespace) -> dict[str, Any]:
     >>> from solo_ext.lab.cli.main import build_parser
     >>> benchmark(build_parser().parse_args(["benchmark", "report", tempfile.mkdtemp()]))
     Traceback (most recent call last):
+        ...
     solo_ext.core.errors.UserError: records '...': no records.jsonl in it; give a folder that ...
     """
     return _ACTIONS[args.action](args)

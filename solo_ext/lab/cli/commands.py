@@ -263,6 +263,7 @@ def say(args: argparse.Namespace, line: str) -> None:
 
     >>> say(argparse.Namespace(json=False), "3 of 4 runs are done")
     3 of 4 runs are done
+    >>> say(argparse.Namespace(json=True), "3 of 4 runs are done")
     """
     if not args.json:
         Console(highlight=False, soft_wrap=True, markup=False).print(line)

@@ -34,8 +34,9 @@ _GET = {"dali": INSTALL, "wandb": "pip install wandb"}
 def diagnose() -> dict[str, Any]:
     """Examines the installation; a missing solo-learn is a finding and not an error.
 
-    >>> diagnose()["extras"]["faiss"]["get"]
-    "pip install 'solo-ext[faiss]'"
+    >>> found = diagnose()
+    >>> list(found)[:3], found["extras"]["faiss"]["get"]
+    (['solo_ext', 'python', 'packages'], "pip install 'solo-ext[faiss]'")
     """
     import torch
 

@@ -65,8 +65,10 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command.
 
-    >>> build_parser().parse_args(["pretrain", "--config-name", "digits/pcl", "seed=2"]).overrides
-    ['seed=2']
+    >>> words = ["pretrain", "--config-name", "digits/pcl", "max_epochs=2"]
+    >>> args = build_parser().parse_args(words)
+    >>> args.command, args.config_name, args.overrides
+    ('pretrain', 'digits/pcl', ['max_epochs=2'])
     """
     parser = _Parser(
         prog="solo-ext",

@@ -116,8 +116,9 @@ def open_model(name: str, settings: EvalRun) -> Model:
         UserError: no such run or model, or settings that do not apply to it.
 
     >>> settings = EvalRun(data={"train_path": "train", "val_path": "val"}, crop_size=8)
-    >>> open_model(PIXELS, settings).features_dim
-    192
+    >>> model = open_model(PIXELS, settings)
+    >>> model.backbone(torch.zeros(4, 3, 8, 8)).shape
+    torch.Size([4, 192])
     """
     timm = name.startswith(PREFIX) and not Path(name).exists()
     if (timm or name == PIXELS) and not (settings.data.train_path and settings.data.val_path):

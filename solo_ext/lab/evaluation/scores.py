@@ -130,6 +130,7 @@ class Clusters(FeatureProtocol):
 
     Without ``k`` there are as many clusters as classes.
 
+    >>> import torch
     >>> y = torch.arange(2).repeat(10)
     >>> rows = torch.eye(2)[y], y
     >>> (row,) = Clusters(seeds=1).measure(Features(rows, rows, ["cat", "dog"]))

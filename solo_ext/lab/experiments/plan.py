@@ -34,8 +34,9 @@ class PlannedRun:
         teacher: name of the run directory of its teacher, or ``None``.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
-    >>> make_plan(read_benchmark("demo", ["seeds=[1]"]), ["simclr"])[0].folder
-    'digits-default-simclr-1-...'
+    >>> run = make_plan(read_benchmark("demo", ["seeds=[1]"]), ["simclr"])[0]
+    >>> run.dataset, run.row, run.seed, run.folder.startswith("digits-default-simclr-1-")
+    ('digits', 'simclr', 1, True)
     """
 
     key: str
@@ -68,7 +69,8 @@ def make_plan(
         ConfigError: an unknown row, two equal rows, or an invalid config.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
-    >>> [(run.row, run.seed) for run in make_plan(read_benchmark("demo", ["seeds=[1]"]))]
+    >>> plan = make_plan(read_benchmark("demo", ["seeds=[1]"]))
+    >>> [(run.row, run.seed) for run in plan]
     [('teacher', 0), ('simclr', 1), ('seed', 1)]
     """
     names = list(rows if rows is not None else settings.default_rows or settings.rows)

@@ -47,9 +47,13 @@ def run_benchmark(
 
     >>> import tempfile
     >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> def launcher(folders, tick):
+    ...     return {}  # the reason of each run that failed
     >>> out = Path(tempfile.mkdtemp())
-    >>> run_benchmark(read_benchmark("demo"), [], out, lambda folders, tick: {})
+    >>> run_benchmark(read_benchmark("demo"), [], out, launcher)
     ([], {})
+    >>> sorted(file.name for file in out.iterdir())
+    ['.lock', 'benchmark.yaml', 'hypotheses.jsonl']
     """
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -146,8 +146,9 @@ class BenchmarkSettings(Section):
         config_path: folder of the user's own configs; null: the shipped ones.
 
     >>> rows = {"pcl": {"config": "pcl", "bases": ["simclr"]}, "simclr": {"config": "simclr"}}
-    >>> BenchmarkSettings(title="mine", datasets={"digits": {}}, rows=rows, seeds=[1]).budgets
-    {'default': []}
+    >>> settings = BenchmarkSettings(title="mine", datasets={"digits": {}}, rows=rows, seeds=[1, 2])
+    >>> settings.seeds_of("pcl"), list(settings.budgets)
+    ([1, 2], ['default'])
     """
 
     title: str

@@ -35,9 +35,11 @@ def trial_settings(
         ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
             a measure that the evaluation does not give, or nothing to draw.
 
-    >>> from solo_ext.lab.experiments.settings import read_benchmark
-    >>> list(trial_settings(read_benchmark("digits"), ["simclr"]).rows)[:2]
-    ['simclr.0', 'simclr.1']
+    >>> from solo_ext.lab.experiments.settings import checked_benchmark
+    >>> tuning = {"trials": 2, "space": {"optimizer.lr": {"choices": [0.1, 0.3]}}}
+    >>> given = {"title": "mine", "datasets": {"digits": {}}, "rows": {"pcl": {"config": "pcl"}}}
+    >>> list(trial_settings(checked_benchmark({**given, "tuning": tuning})).rows)
+    ['pcl.0', 'pcl.1']
     """
     tuning = _tuning(settings)
     if len(settings.datasets) * len(settings.budgets) > 1:

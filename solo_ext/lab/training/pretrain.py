@@ -81,13 +81,15 @@ class PretrainResult:
     """Result of a finished run.
 
     Attributes:
+        run_dir: the run directory.
         checkpoint: the last checkpoint, ``None`` with ``checkpoint.enabled=false``.
         epochs: total number of epochs trained.
         seconds: training time of this call.
         images_per_second: training images (not crops) per second of that time.
 
-    >>> PretrainResult(Path("runs/pcl"), None, 200, 3600.0, images_per_second=2778.0).epochs
-    200
+    >>> result = PretrainResult(Path("runs/pcl"), None, 200, 3600.0, images_per_second=2778.0)
+    >>> result.epochs, result.images_per_second
+    (200, 2778.0)
     """
 
     run_dir: Path
