@@ -1,6 +1,6 @@
-"""``python -m solo_ext SCRIPT.py ARGUMENTS``: solo-learn's own scripts, with the plugin's methods.
+"""``python -m solo_ext SCRIPT.py ARGUMENTS`` runs a script of solo-learn with the plugin's methods.
 
-Without a script it is the command ``solo-ext``.
+Without a script, ``python -m solo_ext`` is the command ``solo-ext``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> int:
     """Runs the script or the command that the command line names.
 
     Returns:
-        The exit code, 2 for a mistake of the user's; what a script raises passes through.
+        The exit code, 2 for a user error; other exceptions of a script propagate.
     """
     if len(sys.argv) < 2 or not sys.argv[1].endswith(".py"):
         from solo_ext.lab.cli.main import main as command
@@ -77,9 +77,9 @@ def _prepare(script: str) -> None:
     show_messages()
     register()
     patches.IN_LAUNCHER = True
-    # The data paths of shipped configs use these resolvers, also in the args.json of a checkpoint.
+    # The data paths of shipped configs and the args.json of checkpoints use these resolvers.
     add_resolvers()
-    # Lightning starts further ranks as ``python SCRIPT.py``: make them start here instead.
+    # Lightning starts further ranks as ``python SCRIPT.py``: start this module instead.
     start_other_ranks_by(lambda words: [words[0], "-m", "solo_ext", *words[1:]])
     hydra.main = _with_checks(hydra.main, script)
     if not torch.cuda.is_available():
@@ -87,7 +87,7 @@ def _prepare(script: str) -> None:
 
 
 class _AnyNumberOfCrops(ast.NodeTransformer):
-    """Removes the assertion of two large crops; :func:`_check` refuses where two are needed."""
+    """Removes the assertion of two large crops; :func:`_check` checks the number instead."""
 
     def visit_If(self, node: ast.If) -> ast.stmt:
         self.generic_visit(node)
@@ -98,7 +98,7 @@ class _AnyNumberOfCrops(ast.NodeTransformer):
 
 
 def _with_checks(hydra_main: Callable[..., Any], script: str) -> Callable[..., Any]:
-    """``hydra.main``, for scripts that print user errors in one line instead of a traceback."""
+    """Wraps ``hydra.main`` so that configs are checked and user errors are printed in one line."""
 
     @functools.wraps(hydra_main)
     def main(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
@@ -118,7 +118,7 @@ def _with_checks(hydra_main: Callable[..., Any], script: str) -> Callable[..., A
 
 
 def _check(cfg: Any) -> None:
-    """Checks what main_pretrain.py refuses by a bare assertion, with a message instead."""
+    """Refuses, with a message, what main_pretrain.py refuses by a bare assertion."""
     if "method" not in cfg or "augmentations" not in cfg:
         return
     from solo_ext import host
@@ -160,7 +160,7 @@ def _stay_on_the_cpu() -> None:
 
 @contextlib.contextmanager
 def _mistakes_in_one_line(script: str) -> Iterator[None]:
-    """Prints a user error or a missing package in one line, with what to do, and exits."""
+    """Prints a user error or a missing package as one line that says what to do, and exits."""
     try:
         yield
     except (UserError, ModuleNotFoundError) as error:

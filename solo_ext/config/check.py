@@ -1,4 +1,4 @@
-"""Validates a config against the schema; the first mistake gives one line."""
+"""Validates a config against the schema and reports the first mistake in one line."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def check_run(config: Mapping[str, Any]) -> RunConfig:
         The typed config; arguments of the Trainer that the schema does not name are extra fields.
 
     Raises:
-        ConfigError: an unknown key, a missing one, or a value of the wrong type or range; a
-            ``_target_``, which names code; an interpolation.
+        ConfigError: a key is unknown or missing, a value has the wrong type or range, or the config
+            contains a ``_target_``, which names code, or an interpolation.
 
     >>> check_run({"name": "a run", "_target_": "os.system"})
     Traceback (most recent call last):
@@ -73,7 +73,7 @@ def check_run(config: Mapping[str, Any]) -> RunConfig:
 
 
 def common_config(config: Mapping[str, Any] | DictConfig) -> CommonConfig:
-    """Reads a config of a host or of a saved run, whose other keys may be anything.
+    """Reads the keys of ``CommonConfig`` from a host's or a saved run's config; ignores all others.
 
     Raises:
         ConfigError: a key that is read is missing or of the wrong type.
@@ -100,7 +100,7 @@ def common_config(config: Mapping[str, Any] | DictConfig) -> CommonConfig:
 
 
 def known_keys(section: type[Section], given: Any) -> Any:
-    """The entries of another program's section that ours has; a null leaves our default.
+    """Drops nulls and the keys that ``section`` does not define, so that its defaults apply.
 
     >>> known_keys(Batch, {"batch_size": 256, "accumulate": 2})
     {'batch_size': 256}
@@ -114,8 +114,8 @@ def check_method_kwargs(kwargs_type: type[S], given: Mapping[str, Any]) -> S:
     """Validates ``method_kwargs`` and fills in its defaults.
 
     Args:
-        kwargs_type: the method's class of settings. Its class attribute ``SYNONYMS``, if there is
-            one, maps alternative keys to the keys that they stand for.
+        kwargs_type: the method's settings class. Its class attribute ``SYNONYMS``, if there is one,
+            maps alternative keys to the keys that they stand for.
         given: the mapping in the config.
 
     Raises:
@@ -146,7 +146,7 @@ def _without_synonyms(given: Mapping[str, Any], synonyms: Mapping[str, str]) -> 
         section, _, name = key.rpartition(".")
         place = (named.get(section) or {}) if section else named
         if not isinstance(place, Mapping):
-            # The validation that follows reports the section.
+            # Leave it: the validation that follows reports that this is not a mapping.
             continue
         held = place.get(name)
         if held not in (None, value):
@@ -158,7 +158,7 @@ def _without_synonyms(given: Mapping[str, Any], synonyms: Mapping[str, str]) -> 
 
 @functools.cache
 def _run_model() -> type[RunConfig]:
-    """:class:`RunConfig` and those arguments of the Trainer whose values YAML can express."""
+    """Extends :class:`RunConfig` by the Trainer's arguments, of the types that YAML can express."""
     from lightning.pytorch import Trainer
 
     hints = {**get_type_hints(Trainer.__init__), **TRAINER}
@@ -175,7 +175,7 @@ def _run_model() -> type[RunConfig]:
 
 
 def _of_yaml(hint: Any) -> Any:
-    """The part of a type that plain values can have, ``None`` if there is none."""
+    """Keeps the members of a union that YAML can express; ``None`` if there are none."""
     union = get_origin(hint) in (Union, types.UnionType)
     plain = [m for m in (get_args(hint) if union else (hint,)) if _is_plain(m)]
     return functools.reduce(operator.or_, plain) if plain else None
@@ -191,10 +191,10 @@ def _is_plain(hint: Any) -> bool:
 
 
 def validated(kind: type[M], given: Mapping[str, Any], *, prefix: str = "") -> M:
-    """Validates the section at the dotted key ``prefix``; the first mistake gives one line.
+    """Validates the section at the dotted key ``prefix``; reports the first mistake in one line.
 
     Raises:
-        ConfigError: an unknown key if there is one, else the first mistake in schema order.
+        ConfigError: ``given`` has a mistake: an unknown key, else the first in schema order.
 
     >>> validated(Batch, {"batch_size": 256})
     Batch(batch_size=256)
@@ -213,7 +213,7 @@ def _first_mistake(
     error: ValidationError, kind: type[BaseModel], given: Mapping[str, Any], prefix: str
 ) -> ConfigError:
     problems = error.errors(include_url=False)
-    # A misspelt key is both unknown and missing under its right name; "unknown" says more.
+    # A misspelt key gives two errors, unknown and missing: report the unknown key, it says more.
     first = min(problems, key=lambda p: p["type"] not in ("extra_forbidden", "invalid_key"))
     loc, value, what = first["loc"], first["input"], first["type"]
     no_text = what == "invalid_key" or (loc[-1] == "[key]" and what != "extra_forbidden")
@@ -230,7 +230,7 @@ def _first_mistake(
         return ConfigError(key, value, "unknown key", remedy)
     if what == "missing":
         return ConfigError(key, None, "this key is required", "give it a value")
-    # Each branch of a union has an error of its own.
+    # pydantic reports one error per member of a union: combine those of this key.
     alike = [p for p in problems if _path(given, p["loc"]) == path]
     if isinstance(value, str | int) and all(p["type"] == "literal_error" for p in alike):
         choices = ", ".join(p["ctx"]["expected"] for p in alike).replace("'", "")
@@ -248,7 +248,7 @@ def _allowed(message: str) -> str:
 
 
 def _path(given: Any, loc: Sequence[int | str]) -> list[int | str]:
-    """The keys of a location that pydantic names; it also names the branch of a union it tried."""
+    """The keys in a pydantic error location, without the union members that it also names."""
     path: list[int | str] = []
     for part in loc:
         items = given if isinstance(given, list | tuple) else ()
@@ -260,17 +260,17 @@ def _path(given: Any, loc: Sequence[int | str]) -> list[int | str]:
 
 
 def _keys(kind: type[BaseModel], path: Sequence[int | str]) -> set[str]:
-    """Keys that the section at a path takes."""
+    """Names of the keys that are allowed in the section at ``path``."""
     kinds = [kind]
     for part in path:
         fields = [k.model_fields[part] for k in kinds if part in k.model_fields]
-        # Indices of lists and keys of mappings are no fields.
+        # List indices and keys of plain mappings are not fields: stay in the same section.
         kinds = [s for f in fields for s in _sections(f.annotation)] if fields else kinds
     return {key for kind in kinds for key in kind.model_fields}
 
 
 def _sections(annotation: Any) -> list[type[BaseModel]]:
-    """The sections in a type such as ``list[Augmentation] | None``."""
+    """The section classes in a type such as ``list[Augmentation] | None``."""
     if arguments := get_args(annotation):
         return [section for inner in arguments for section in _sections(inner)]
     known = isinstance(annotation, type) and issubclass(annotation, BaseModel)

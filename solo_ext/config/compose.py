@@ -54,11 +54,11 @@ def compose(
             ones as ``/solo_ext/...``.
 
     Returns:
-        A plain mapping, interpolations resolved.
+        A plain mapping with interpolations resolved.
 
     Raises:
-        ConfigError: no such config, or one that names code to run.
-        UserError: a path that is no folder, or an override or YAML file that cannot be read.
+        ConfigError: there is no such config, or it names code to run.
+        UserError: ``config_path`` is no folder, or an override or YAML file cannot be read.
 
     >>> config = compose("digits/debiased", ["max_epochs=2", "method_kwargs.temperature=0.1"])
     >>> config["method"], config["max_epochs"], config["method_kwargs"]["temperature"]
@@ -80,7 +80,7 @@ def compose(
     if not is_file(file):
         raise ConfigError("--config-name", config_name, "no such config", nearest(name, known))
     parsed = parse(overrides)
-    # Hydra applies those of config groups; values are set afterwards.
+    # Hydra applies the overrides of config groups; `apply_overrides` sets values afterwards.
     groups = [o for o in parsed if "/" in o.key_or_group or o.package is not None]
     cfg = _composed(root, full, groups)
     OmegaConf.set_struct(cfg, False)
@@ -99,7 +99,8 @@ def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
     version = "1.1" if name.endswith(".yml") else "1.2"
     try:
         with warnings.catch_warnings():
-            # Without `_self_` a config's own keys override its defaults list, as users expect.
+            # Hide, among others, the warning about a missing `_self_`: without it, a config's own
+            # keys override its defaults list, as users expect.
             for message in ("Defaults list is missing", 'version_base="1.1"', "Support for .yml"):
                 warnings.filterwarnings("ignore", f"(?s).*{message}")
             with _files_checked(), initialize_config_dir(str(root), version_base=version):
@@ -116,12 +117,12 @@ def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
         remedy = f"; values are written with dots: {dotted[0]}=..." if dotted else ""
         raise UserError(f"config {name!r} cannot be composed: {_text(error)}{remedy}") from error
     except Exception as error:
-        # YAML and Hydra raise many types of error for odd values, also AttributeError.
+        # For odd values YAML and Hydra raise many types of error, even AttributeError.
         raise UserError(f"config {name!r} cannot be read: {_text(error)}") from error
 
 
 class _CheckedFiles(FileConfigSource):
-    """Reads every file of a composition, once the file was found harmless."""
+    """Hydra's reader of config files, which first checks that each file is harmless."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path, self._normalize_file_name(config_path))
@@ -129,7 +130,7 @@ class _CheckedFiles(FileConfigSource):
             check_yaml(read_text(file), file)
         found = super().load_config(config_path)
         if isinstance(found.config, DictConfig):
-            # Not resolved, so that an interpolation instead of a section is refused as well.
+            # Leave interpolations unresolved: one in place of the section is refused as well.
             refuse_hydra_section(OmegaConf.to_container(found.config))
         return found
 
@@ -164,10 +165,10 @@ def _resolved(cfg: DictConfig) -> dict[str, Any]:
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Parses ``key=value`` words; ``~/`` at the start of a value is the home folder.
+    """Parses overrides ``key=value``; ``~/`` at the start of a value means the home folder.
 
     Raises:
-        UserError: a word that is not of this form.
+        UserError: an override does not have this form.
 
     >>> [(o.key_or_group, o.value()) for o in parse(["optimizer.lr=0.1", "data.val_path=null"])]
     [('optimizer.lr', 0.1), ('data.val_path', None)]
@@ -199,10 +200,10 @@ def _unreadable(word: str | None) -> UserError:
 
 
 def apply_overrides(cfg: DictConfig, overrides: Sequence[Override]) -> None:
-    """Sets or deletes the values in place.
+    """Sets or deletes the values that the overrides name, in place.
 
     Raises:
-        UserError: an override with several values, or of an entry that a list does not have.
+        UserError: an override has several values, or names an entry that a list does not have.
 
     >>> config = OmegaConf.create({"optimizer": {"lr": 0.3, "name": "sgd"}})
     >>> apply_overrides(config, parse(["optimizer.lr=0.1", "~optimizer.name"]))

@@ -1,4 +1,4 @@
-"""Every key that a config may have, on both generations: solo-learn main's, and a few of ours."""
+"""Every key of a config, for both generations of solo-learn: main's, and a few of our own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ Size = Annotated[str, Field(pattern=r"^[1-9]\d*(mb|gb|tb)$")]
 Strategy = Literal[
     "auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"
 ]
-"""Strategies whose processes are started anew or by a launcher; others cannot be resumed here."""
+"""Strategies whose processes are new programs or started by a launcher; others cannot resume."""
 
 
 class Backbone(Section):
@@ -82,7 +82,7 @@ class Backbone(Section):
 
 
 class HuggingFace(Section):
-    """``data.huggingface``: which part of a data set; null finds it from what exists.
+    """``data.huggingface``: what to read of a data set; null chooses from what the data set has.
 
     >>> HuggingFace(name="plain_text", image="img").image
     'img'
@@ -98,18 +98,19 @@ class HuggingFace(Section):
 
 
 class Streaming(Section):
-    """``data.streaming``: how shards are read, of both formats that have them.
+    """``data.streaming``: how the shards of ``streaming`` and the tars of ``webdataset`` are read.
 
     Attributes:
-        cache_dir: where shards from S3 or GCS are copied to, and the index of tars; null: the
+        cache_dir: folder for copies of shards from S3 or GCS and for the index of tars; null: the
             cache folder.
-        cache_limit: most bytes of these copies, such as ``200gb``; null keeps all.
-        shuffle_shards: shards that a batch is drawn from, a share of it from each.
-        download_retry: how often a failed download is tried again, after 1, 2, 4, ... seconds.
+        cache_limit: largest total size of these copies, such as ``200gb``; null keeps all.
+        shuffle_shards: number of shards that a batch is drawn from, an equal share from each.
+        download_retry: number of retries of a failed download, after 1, 2, 4, ... seconds.
         download_timeout: seconds that a request may take.
-        anonymous: whether a storage is asked without credentials, as public ones may be.
-        image: column of the images, in tars their extension; null finds it.
-        label: column of the labels, in tars an extension or a key of ``json``; null finds it.
+        anonymous: whether storage is accessed without credentials, as public buckets allow.
+        image: column of the images, or in tars their file extension; null detects it.
+        label: column of the labels, or in tars a file extension or a key of ``json``; null detects
+            it.
 
     >>> Streaming(cache_limit="200gb").shuffle_shards
     32
@@ -126,7 +127,7 @@ class Streaming(Section):
 
 
 class Mix(Section):
-    """``data.mix``: views keep at least ``min_share`` of themselves.
+    """``data.mix``: mixes each view with another image's, and keeps at least ``min_share`` of it.
 
     >>> Mix(name="cutmix")
     Mix(name='cutmix', min_share=0.9, prob=1.0)
@@ -138,7 +139,9 @@ class Mix(Section):
 
 
 class Images(Section):
-    """``data``, as far as solo-learn's own runs have it too. ``num_*`` are filled in.
+    """``data``: accepts solo-learn's own runs too: any data set name, and paths are optional.
+
+    ``num_*`` are filled in.
 
     >>> Images(dataset="custom", train_path="images", num_workers=0).path("train")
     'images'
@@ -169,7 +172,7 @@ class Images(Section):
 
 
 class Data(Images):
-    """``data``: where the images are. ``num_*`` are filled in and not written by hand.
+    """``data``: the images of a pretraining run. ``num_*`` are filled in, not written by hand.
 
     >>> data = Data(dataset="cifar10", train_path="datasets/cifar10", fraction=0.1)
     >>> data.format, data.fraction, data.path("val")
@@ -209,7 +212,7 @@ class Chance(Section):
     """A transform that is applied with a probability.
 
     solo-learn's own configs also have ``enabled`` here, which nothing reads. It is dropped, unless
-    it contradicts the probability: false with a probability above 0 is refused as unknown.
+    it contradicts the probability: false with a probability above 0 is refused as an unknown key.
 
     >>> Chance(prob=0.2), Chance(prob=0.2, enabled=True)
     (Chance(prob=0.2), Chance(prob=0.2))
@@ -227,7 +230,7 @@ class Chance(Section):
 
 
 class ColorJitter(Chance):
-    """``color_jitter``: torchvision's strengths.
+    """``color_jitter``: strengths, as for torchvision's ``ColorJitter``.
 
     >>> ColorJitter(prob=0.8, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1).strengths
     (0.4, 0.4, 0.2, 0.1)
@@ -240,7 +243,7 @@ class ColorJitter(Chance):
 
     @property
     def strengths(self) -> tuple[float, float, float, float]:
-        """In the order of torchvision's arguments."""
+        """The strengths in the order of torchvision's arguments."""
         return self.brightness, self.contrast, self.saturation, self.hue
 
 
@@ -269,10 +272,10 @@ class RandomErasing(Section):
     """``random_erasing``: a box of the view becomes the mean colour.
 
     Attributes:
-        prob: of a view to be erased from.
+        prob: probability that a box is erased.
         min_scale: smallest area of the box, as a share of the view.
-        max_scale: largest area.
-        max_ratio: longer over shorter side at most; 1 is a square.
+        max_scale: largest area of the box, as a share of the view.
+        max_ratio: largest ratio of the longer to the shorter side; 1 is a square.
 
     >>> RandomErasing(prob=0.25, max_ratio=1)
     RandomErasing(prob=0.25, min_scale=0.02, max_scale=0.33, max_ratio=1.0)
@@ -285,7 +288,7 @@ class RandomErasing(Section):
 
 
 class View(Section):
-    """What is done to an image before training on it.
+    """The random transforms that make a training view of an image.
 
     >>> View(horizontal_flip={"prob": 0.5}).horizontal_flip
     Chance(prob=0.5)
@@ -327,7 +330,7 @@ class Augmentation(View, Crop):
 
 
 class Batch(Section):
-    """``optimizer``, as far as loaders read it.
+    """``optimizer``: the key that loaders read.
 
     >>> Batch(batch_size=256)
     Batch(batch_size=256)
@@ -352,7 +355,7 @@ class Optimizer(Batch):
 
 
 class SGD(Section):
-    """``optimizer.kwargs`` of ``sgd``; null: torch's default, ``fused`` on a GPU.
+    """``optimizer.kwargs`` of ``sgd``; null: torch's default, but ``fused: true`` on a GPU.
 
     >>> SGD(nesterov=True)
     SGD(fused=None, momentum=0.9, nesterov=True, dampening=None)
@@ -365,7 +368,7 @@ class SGD(Section):
 
 
 class LARS(SGD):
-    """``optimizer.kwargs`` of ``lars``, with solo-learn's names; it has no fused kernel.
+    """``optimizer.kwargs`` of ``lars``, with solo-learn's names; LARS has no fused kernel.
 
     >>> LARS(eta=0.02).momentum
     0.9
@@ -379,7 +382,7 @@ class LARS(SGD):
 
 
 class Adam(Section):
-    """``optimizer.kwargs`` of ``adam`` and ``adamw``; null: torch's default, ``fused`` on a GPU.
+    """``optimizer.kwargs`` of ``adam(w)``; null: torch's default, but ``fused: true`` on a GPU.
 
     >>> Adam(betas=[0.9, 0.95]).betas
     [0.9, 0.95]
@@ -422,7 +425,7 @@ class Momentum(Section):
 
 
 class Checkpoint(Section):
-    """``checkpoint``: saves also within an epoch, every n steps or minutes; 0 means never.
+    """``checkpoint``: when to save, also within an epoch: every n steps or minutes; 0 means never.
 
     >>> Checkpoint(every_n_minutes=10).dir
     'trained_models'
@@ -476,7 +479,7 @@ class OnlineEval(Section):
 class Performance(Section):
     """``performance``: channels-last memory layout, unless it is disabled, and ``torch.compile``.
 
-    ``compile``: true compiles backbone and heads with torch's inductor; or another backend's name.
+    ``compile``: true compiles backbone and heads with inductor; a name selects another backend.
 
     >>> Performance(compile=True)
     Performance(disable_channel_last=False, compile=True)
@@ -516,13 +519,13 @@ TRAINER: dict[str, Any] = {
     "reload_dataloaders_every_n_epochs": NonNegativeInt,
     "val_check_interval": PositiveInt | Share | Duration | None,
 }
-"""Types for arguments of the ``Trainer`` whose own annotations allow values that it refuses."""
+"""Types of ``Trainer`` arguments whose own annotations allow values that the Trainer refuses."""
 
 
 class CommonConfig(Section):
-    """What solo-learn's own runs have in common with ours: a model, its images, their fixed view.
+    """The keys that solo-learn's own runs share with ours: the model, its images, their fixed view.
 
-    :func:`solo_ext.config.check.common_config` reads it from a host's config or a saved run.
+    :func:`solo_ext.config.check.common_config` reads them from a host's config or a saved run.
 
     >>> CommonConfig(
     ...     backbone={"name": "resnet18"},
@@ -544,10 +547,10 @@ class CommonConfig(Section):
 
 
 class RunConfig(CommonConfig):
-    """A pretraining run, as :func:`solo_ext.config.check.check_run` gives it.
+    """The config of a pretraining run, as :func:`solo_ext.config.check.check_run` returns it.
 
-    ``precision: auto`` is ``bf16-mixed`` on a CPU that gains by it, else ``32-true``. Any other key
-    is an argument of Lightning's ``Trainer``.
+    ``precision: auto`` is ``bf16-mixed`` on a CPU that is faster with it, else ``32-true``. Any
+    other key is an argument of Lightning's ``Trainer``.
 
     >>> config = RunConfig(
     ...     name="pcl-cifar10",
@@ -591,14 +594,14 @@ class RunConfig(CommonConfig):
     resume_from_checkpoint: FolderName | None = None
     debug_augmentations: bool = False
     patches: list[str] = []
-    # One of solo-learn's configs has these two keys of an earlier version; nothing reads them.
+    # One of solo-learn's configs has the next two keys of an earlier version; nothing reads them.
     augmentations_cfg: str | None = None
     wandb_cfg: str | None = None
     auto_umap: Free | None = None
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it trains on the CPU: as asked for, or by ``auto`` without a GPU of CUDA."""
+        """Whether the run trains on the CPU: by request, or by ``auto`` without a CUDA GPU."""
         import torch
 
         auto = self.accelerator == "auto" and not torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Checks of other people's configs: they must not name code to run, read what is not theirs, or
+"""Checks other people's configs: they must not name code to run, read environment variables, or
 expand to more values than fit in memory."""
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _REMEDY = f"remove it, or set {ALLOW}=1 if you trust whoever wrote the config"
 _PLAIN = {"job", "output_subdir", "run", "sweep"}
 """Keys of ``hydra`` that name no code; some are in solo-learn's own configs."""
 _MOST = 100_000
-"""Most values of a file with its aliases expanded; configs have hundreds."""
+"""Most values that a file may have after its aliases are expanded; configs have hundreds."""
 
 
 def refuse_targets(config: Mapping[str, Any]) -> None:
     """Refuses ``_target_`` at any depth: a library that is given the section might call it.
 
     Raises:
-        ConfigError: there is one, and ``SOLO_EXT_ALLOW_CODE`` is not 1.
+        ConfigError: there is a ``_target_``, and ``SOLO_EXT_ALLOW_CODE`` is not 1.
 
     >>> refuse_targets({"optimizer": {"_target_": "os.system"}})
     Traceback (most recent call last):
@@ -43,13 +43,13 @@ def refuse_targets(config: Mapping[str, Any]) -> None:
 
 
 def refuse_interpolations(config: Mapping[str, Any]) -> None:
-    """Refuses ``${...}`` in a config after interpolations were resolved.
+    """Refuses ``${...}`` that is left in a config after interpolations were resolved.
 
-    Hydra has already resolved those of the user's own config. Any left come from the file of a run,
-    whose author could use them to write an environment variable into records.
+    Hydra has already resolved those of the user's own config. Any that are left come from a run's
+    file, whose author could use them to write the reader's environment variables into records.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: there is an interpolation.
 
     >>> refuse_interpolations({"name": "${oc.env:HOME}"})
     Traceback (most recent call last):
@@ -86,7 +86,7 @@ def refuse_hydra_section(config: Any) -> None:
 
 
 def _entries(node: Any) -> Iterator[tuple[str, Any]]:
-    # Not recursive: the author of a config could nest it deeper than Python's limit.
+    # Do not recurse: the author of a config could nest it deeper than Python's recursion limit.
     waiting: list[tuple[str, Any]] = [("", node)]
     seen: set[int] = set()
     while waiting:
@@ -105,11 +105,11 @@ def _entries(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def read_yaml(file: Path) -> Any:
-    """Reads a YAML file; tags in it cannot make Python call anything.
+    """Reads a YAML file without running code that its tags name.
 
     Raises:
-        UserError: it cannot be read, is not YAML, or its aliases (``*name``) form a circle or turn
-            a few lines into millions of values.
+        UserError: the file cannot be read, is not YAML, or its aliases (``*name``) form a circle or
+            turn a few lines into millions of values.
         FileNotFoundError: there is no such file.
 
     >>> import tempfile
@@ -125,10 +125,10 @@ def read_yaml(file: Path) -> Any:
 
 
 def check_yaml(content: str, file: Path) -> None:
-    """Refuses what is no YAML, and aliases that form a circle or stand for millions of values.
+    """Refuses invalid YAML, and aliases that form a circle or stand for millions of values.
 
     Raises:
-        UserError: the file is one of these.
+        UserError: ``content`` is invalid or has such aliases.
 
     >>> check_yaml("a: &a [*a]", Path("config.yaml"))
     Traceback (most recent call last):
@@ -156,10 +156,10 @@ def _errors_of_yaml(file: Path) -> Iterator[None]:
 
 
 def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of nodes with every alias expanded; above :data:`_MOST` for a circle."""
+    """Number of nodes with every alias expanded; above :data:`_MOST` if aliases form a circle."""
     if id(node) in known:
         return known[id(node)]
-    # Set it before visiting children: a node that meets itself again is in a circle.
+    # Set this before visiting the children: a node that is its own descendant is in a circle.
     known[id(node)] = _MOST + 1
     total = 1
     if isinstance(node, yaml.SequenceNode):

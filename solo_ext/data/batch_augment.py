@@ -1,4 +1,4 @@
-"""Augmentation and mixing of a whole batch on the device that trains."""
+"""Augmentation and mixing of a whole batch on the training device."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ _ORDERS = np.array(list(itertools.permutations(range(4))))
 _CHANCES = ("color_jitter", "grayscale", "gaussian_blur", "solarization", "equalization")
 _BOX, _ORDER, _RADIUS, _FLIP, _APPLIED = 2 * _TRIES + 2, 22, 27, 28, 29
 _PER_VIEW = 64
-"""Each view takes 64 numbers of a sample's stream: 22 for the box, one for the order of the jitter,
-4 for its factors, one each for blur and mirroring, and one for each of ``_CHANCES``."""
+"""Each view reserves 64 numbers of a sample's random stream and uses 34: 22 for the crop box, one
+for the order of the jitter, 4 for its factors, one each for blur and flip, and 5 for ``_CHANCES``.
+"""
 _MIX_FIRST, _MIX_PER_VIEW, _MIX_DRAWS = 1 << 32, 8, 5
-"""Mixing takes 5 numbers per view from position 2**32 of a sample's stream."""
+"""Mixing begins at number 2**32 of a sample's stream; each view reserves 8 numbers and uses 5."""
 
 
 class ViewDraws(NamedTuple):
-    """Parameters of one view of N images, on the CPU until the batch is moved.
+    """Random parameters of one view of N images, on the CPU until the batch is moved.
 
-    Rows are sorted: jittered images come first, by the position of hue among the steps of their
-    jitter, so that images with the same position are one slice. ``affine`` has the weights of the
-    image, its grey and the mean of its grey, for the other steps in each image's order.
+    Rows are sorted: jittered images come first, by the position of the hue step in their jitter, so
+    that images with hue at the same position form one slice. ``affine`` has, for each other step in
+    the image's order, the weights of the image, its grey version and the mean of the grey version.
 
     >>> keys = sample_keys(5, 0, np.arange(4))
     >>> draws = draw_view(Augmentation(crop_size=8, num_crops=2), keys, 0, height=12, width=12)
@@ -57,20 +58,20 @@ class ViewDraws(NamedTuple):
     torch.Size([3])
     """
 
-    rows: Tensor  # (N,) the image that each row is of
+    rows: Tensor  # (N,) index in the batch of each row's image
     box: Tensor  # (N, 4) top, left, height and width of the crop
     flip: Tensor  # (N,) 0 or 1
     affine: Tensor  # (N, steps, 3)
     hue: Tensor | None  # (N,) shift in turns
-    hue_stops: tuple[int, ...]  # first row of each position of hue, then of those without jitter
+    hue_stops: tuple[int, ...]  # first row of each hue position, then of rows without jitter
     gray: Tensor  # (N,) 0 or 1
-    blurred: Tensor  # rows, ascending, as below
-    radius: Tensor  # in pixels, of each blurred row
+    blurred: Tensor  # indices of rows, ascending; likewise solarized and equalized
+    radius: Tensor  # blur radius of each blurred row, in pixels
     solarized: Tensor
     equalized: Tensor
 
     def part(self, start: int, stop: int) -> ViewDraws:
-        """The rows from ``start`` to ``stop``; it reads values, so use it on the CPU only."""
+        """Slices rows ``start`` to ``stop``; reads values, so the tensors must be on the CPU."""
         inside = [
             slice(*np.searchsorted(rows.numpy(), (start, stop)))
             for rows in (self.blurred, self.solarized, self.equalized)
@@ -139,7 +140,7 @@ def draw_view(
 def _jitter(
     jitter: ColorJitter, draws: Floats, order: Floats
 ) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Weights of the steps except hue (N, steps, 3), hue (N,) and its position among them (N,)."""
+    """``affine`` (N, steps, 3) of the steps except hue, hue shift (N,), position of hue (N,)."""
     strengths = np.array(jitter.strengths)
     low = np.where(np.arange(4) == _HUE, -strengths, np.maximum(0, 1 - strengths))
     high = np.where(np.arange(4) == _HUE, strengths, 1 + strengths)
@@ -165,7 +166,7 @@ def crop_boxes(
     """Boxes (N, 4), top, left, height and width, as ``RandomResizedCrop.get_params`` draws them.
 
     The area is uniform in ``scale``, the ratio log-uniform from 3/4 to 4/3, and sides are rounded;
-    it takes the first of ten tries that fits, else the largest centred box with such a ratio.
+    the first of ten tries that fits is taken, else the largest centred box of such a ratio.
     ``draws`` (N, 22) are uniform.
 
     >>> crop_boxes(np.full((1, 22), 0.5), height=32, width=32, scale=(0.25, 0.25))
@@ -201,10 +202,10 @@ def _central(height: int, width: int) -> tuple[int, int, int, int]:
 class BatchAugment(nn.Module):
     """Makes all crops of a batch of uint8 images, in the order of the config's ``augmentations``.
 
-    Distributions are those of :func:`solo_ext.data.transforms.pretrain_transform`, without its
+    Distributions are those of :func:`solo_ext.data.transforms.pretrain_transform`, without
     rounding to 8 bits between steps. :meth:`draw` draws all parameters on the CPU, from (seed,
-    epoch, index) alone; :meth:`forward` computes on the images' device. The memory of its matrices
-    grows with the square of the images' side.
+    epoch, index) alone; :meth:`forward` computes on the images' device. The memory of the matrices
+    for resampling grows with the square of the images' side.
 
     >>> pipeline = Augmentation(crop_size=8, num_crops=2)
     >>> augment = BatchAugment("custom", [pipeline], height=12, width=12, seed=5)
@@ -238,14 +239,14 @@ class BatchAugment(nn.Module):
         ]
 
     def forward(self, images: Tensor, draws: Sequence[ViewDraws]) -> list[Tensor]:
-        """Normalised crops (N, 3, S, S) of uint8 images (N, 3, H, W), drawn by :meth:`draw`."""
+        """Normalised crops (N, 3, S, S) of uint8 images (N, 3, H, W), with :meth:`draw`'s draws."""
         return [maker(images, drawn) for maker, drawn in zip(self._views(), draws, strict=True)]
 
     def extra_repr(self) -> str:
         return f"from {self.height} x {self.width}, seed {self.seed}"
 
     def _views(self) -> Iterator[_ViewMaker]:
-        """Who makes each crop."""
+        """Yields the module that makes each crop, in the order of the crops."""
         for augmentation, maker in zip(self.augmentations, self.makers, strict=True):
             yield from itertools.repeat(cast(_ViewMaker, maker), augmentation.num_crops)
 
@@ -302,7 +303,7 @@ class _ViewMaker(nn.Module):
         if early:
             x = mix_channels(x, grey, torch.zeros(1, 1, device=x.device))
         x = _changed(x, drawn.blurred, lambda part: blur(part, drawn.radius))
-        # Solarise above 128 of 255, where x and 1 - x meet.
+        # Solarising inverts values from 128 of 255 on: the result is the smaller of x and 1 - x.
         x = _changed(x, drawn.solarized, lambda part: torch.minimum(part, 1 - part))
         x = _changed(x, drawn.equalized, _equalized)
         scale = torch.diag_embed(1 / self.std)
@@ -328,8 +329,8 @@ class MixDraws(NamedTuple):
     """
 
     partner: Tensor  # (N,) the image that each one is mixed with
-    share: Tensor  # (N,) the share of its own that it keeps, 1 if it is left alone
-    centre: Tensor  # (N, 2) of CutMix's box, as shares of height and width
+    share: Tensor  # (N,) weight or area of the view itself; 1 if it is not mixed
+    centre: Tensor  # (N, 2) centre of CutMix's box, as shares of height and width
 
 
 class ViewMixer:
@@ -341,7 +342,7 @@ class ViewMixer:
     1905.04899) pastes a box of area 1 - s instead, cropped at the edge.
 
     Everything except the choice of x' is a function of (seed, epoch, index). x' is the next image
-    in an order drawn from them, so it depends on which images the batch has, not on their order.
+    in an order drawn from these: it depends on which images the batch has, not on their order.
 
     >>> mixer = ViewMixer(Mix(name="mixup"), seed=5)
     >>> draws = mixer.draw(epoch=0, indices=np.arange(4), views=2)
@@ -383,7 +384,7 @@ def _mixup(view: Tensor, drawn: MixDraws) -> Tensor:
 
 
 def _cutmix(view: Tensor, drawn: MixDraws) -> Tensor:
-    """Pastes a box of sides ``sqrt(1 - s)`` of the other image."""
+    """Pastes a box of the other image, whose sides are ``sqrt(1 - s)`` of the view's."""
     inside = [
         _near(length, centre, drawn.share)
         for length, centre in zip(view.shape[-2:], drawn.centre.unbind(1), strict=True)
@@ -393,7 +394,7 @@ def _cutmix(view: Tensor, drawn: MixDraws) -> Tensor:
 
 
 def _near(length: int, centre: Tensor, share: Tensor) -> Tensor:
-    """Which pixels of an axis the box covers (N, length); sides are rounded down."""
+    """Which pixels of an axis the box covers (N, length); its side is rounded down."""
     side = (length * (1 - share).sqrt()).floor().unsqueeze(1)
     first = (centre * length).floor().unsqueeze(1) - (side / 2).floor()
     place = torch.arange(length, device=centre.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 GREY = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue (ITU-R BT.601), as in PIL."""
+"""Weights of red, green and blue in grey (ITU-R BT.601), as in PIL."""
 
 _NO_CHROMA = 1e-12
 
@@ -16,8 +16,8 @@ _NO_CHROMA = 1e-12
 class AxisResampler(nn.Module):
     """Matrices that crop, scale and mirror along one axis.
 
-    ``matrices`` has at index h the matrix (size, h) for crops of length h, up to the whole image's
-    length, or ``None``; its columns are shifted to where the crop begins.
+    ``matrices[h]`` is the matrix (size, h) for crops of length h, or ``None``; the last one is for
+    the whole image. :meth:`forward` shifts the columns to where each crop begins.
 
     >>> crop = AxisResampler(bicubic_matrices(source=8, size=4), mirrored=False)
     >>> crop(start=torch.tensor([2]), length=torch.tensor([5])).shape
@@ -39,8 +39,8 @@ class AxisResampler(nn.Module):
         self.register_buffer("kernels", stacked, persistent=False)
 
     def forward(self, start: Tensor, length: Tensor, flip: Tensor | None = None) -> Tensor:
-        """The matrices (N, size, source) of crops by first pixel, length and mirroring (N,)."""
-        # The matrices have zeros on their left, so `unfold` gives every shift without a copy.
+        """Matrices (N, size, source) of crops, from their first pixels, lengths and flips (N,)."""
+        # The kernels are padded with zeros, so `unfold` gives every shift without a copy.
         shifted = self.kernels.unfold(3, self.source, 1).permute(0, 1, 3, 2, 4)
         mirror = flip if flip is not None and len(shifted) == 2 else torch.zeros_like(start)
         return shifted[mirror, length, self.source - start]
@@ -70,7 +70,7 @@ def central_matrix(source: int, shorter: int, size: int) -> list[Tensor | None]:
 def _bicubic_matrix(length: int, size: int) -> Tensor:
     """The matrix (size, length) that scales ``length`` pixels to ``size`` like PIL.
 
-    Output pixel o samples around (o + 1/2) length / size with the cubic of a = -1/2 (Keys,
+    Output pixel o samples around (o + 1/2) length / size with the cubic kernel of a = -1/2 (Keys,
     "Cubic convolution interpolation for digital image processing", 1981), widened by length / size
     when scaling down; weights outside the image are dropped, and the rest sum to 1.
     """
@@ -114,7 +114,7 @@ def blur(images: Tensor, radius: Tensor) -> Tensor:
 def _blur_matrices(radius: Tensor, size: int) -> Tensor:
     """PIL's ``GaussianBlur`` along one axis, as matrices (N, size, size).
 
-    Three box blurs whose variances add up to that of the Gaussian; the boxes have fractional
+    It is three box blurs whose variances add up to that of the Gaussian; the boxes have fractional
     weights at both ends (Gwosdek et al., "Theoretical foundations of Gaussian convolution by
     extended box filtering", SSVM 2011). The edge pixels are repeated.
     """
@@ -130,10 +130,10 @@ def _box_radius(radius: Tensor) -> Tensor:
 
 
 def _boxes(radius: Tensor, size: int) -> Tensor:
-    """Box filters of half-width ``radius`` (N,); weight beyond an end goes to its last pixel."""
+    """Box filters of half-width ``radius`` (N,); weight beyond an edge goes to the edge pixel."""
     radius = radius.view(-1, 1, 1)
     place = torch.arange(size, device=radius.device, dtype=radius.dtype)
-    # Pixel q covers q - 1/2 to q + 1/2; the first and the last also cover all beyond the edge.
+    # Pixel q covers q - 1/2 to q + 1/2; the edge pixels also cover everything beyond the edge.
     upper, lower = place + 0.5, place - 0.5
     far = torch.full_like(place[:1], 4.0 * size)
     upper = torch.cat((upper[:-1], far))
@@ -144,12 +144,12 @@ def _boxes(radius: Tensor, size: int) -> Tensor:
 
 
 def jitter_(images: Tensor, affine: Tensor, hue: Tensor | None, stops: Sequence[int]) -> Tensor:
-    """Brightness, contrast, saturation and hue in each image's order, clamped after each.
+    """Jitters brightness, contrast, saturation and hue in each image's order, and clamps each time.
 
     The first three are ``clamp(a x + b grey(x) + c mean(grey(x)), 0, 1)`` with the weights
     ``affine`` (N, steps, 3) of torchvision's ``adjust_*``; ``hue`` (N,) is a shift in turns. Images
-    (N, 3, H, W) in [0, 1] are changed in place: rows ``stops[p]`` to ``stops[p + 1]`` have hue
-    after p steps, and rows from the last stop on no jitter.
+    (N, 3, H, W) in [0, 1] are changed in place: rows ``stops[p]`` to ``stops[p + 1]`` get their hue
+    shift after p other steps, and rows from the last stop on get no jitter.
 
     >>> half = torch.tensor([[[0.5, 0.0, 0.0]]])
     >>> jitter_(torch.ones(1, 3, 2, 2), half, hue=None, stops=(0, 0, 1)).amax()
@@ -178,7 +178,7 @@ def mix_channels(images: Tensor, matrices: Tensor, bias: Tensor) -> Tensor:
 
 
 def towards_grey(keep: Tensor, grey: Tensor) -> Tensor:
-    """Matrices (N, 3, 3) of ``keep x + grey * grey(x)``, weights (N,).
+    """Matrices (N, 3, 3) that compute ``keep x + grey * grey(x)``, from weights (N,).
 
     >>> towards_grey(keep=torch.zeros(1), grey=torch.ones(1))[0, 0]
     tensor([0.2990, 0.5870, 0.1140])
@@ -188,7 +188,7 @@ def towards_grey(keep: Tensor, grey: Tensor) -> Tensor:
 
 
 def shift_hue_(images: Tensor, turns: Tensor) -> Tensor:
-    """Turns the hue in HSV and keeps saturation and value, like torchvision's ``adjust_hue``.
+    """Shifts the hue in HSV and keeps saturation and value, like torchvision's ``adjust_hue``.
 
     With value V, chroma C and m = V - C the hue in sixths of a turn is
     ``1 + (G + B - R - m) / C`` with the sign of ``G - B``, and the channels of hue h are

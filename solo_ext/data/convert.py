@@ -31,15 +31,15 @@ from solo_ext.data.shards import TARGETS, write_array
 from solo_ext.data.streaming import INDEX
 
 STARTED = "converting.jsonl"
-"""What a conversion has done so far: a line of what it converts, then one for each shard."""
+"""Log of an unfinished conversion: first what it converts, then one line per finished shard."""
 _MOST = 2**32 - 1
-"""Bytes of a shard, whose offsets have 32 bits."""
+"""Largest shard in bytes: offsets in it have 32 bits."""
 _AHEAD = 64
-"""Images that are read at a time."""
+"""Number of images that are read at a time."""
 
 
 class Converted(NamedTuple):
-    """What a folder of shards holds: images and shards, and names of the images left out."""
+    """Numbers of images and shards in a folder, and names of the images that were left out."""
 
     images: int
     shards: int
@@ -52,18 +52,18 @@ def convert(
     shard_bytes: int = 1 << 26,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Converted:
-    """Writes images into shards of MosaicML's Streaming (MDS), in one drawn order.
+    """Writes images into shards of MosaicML's Streaming (MDS), in a fixed random order.
 
-    The order mixes the classes, because a batch comes from few shards at a time; it is the same for
-    the same number of images. Files of images are written as they are, others as PNG. A conversion
-    that was killed goes on after its last whole shard. ``index.json`` is written last.
+    The order depends only on the number of images. It mixes the classes, because a batch comes from
+    few shards. Encoded images are written as they are, others as PNG. A conversion that was killed
+    continues after its last complete shard. ``index.json`` is written last.
 
-    A shard has at most ``shard_bytes`` bytes, or one image. ``progress`` is called with the number
-    of images done and in all.
+    A shard has at most ``shard_bytes`` bytes, or a single image. ``progress`` is called with the
+    number of images done and their total number.
 
     Raises:
-        UserError: the folder holds shards already, or a conversion of other images.
-        UnreadableImage: unless unreadable images are skipped.
+        UserError: the folder holds shards already, or an unfinished conversion of other images.
+        UnreadableImage: an image is unreadable, and ``images`` does not skip these.
 
     >>> import tempfile
     >>> from solo_ext.config.schema import Images as Section
@@ -142,7 +142,7 @@ def _converted(
 
 
 def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Places in the order from ``start`` on, the images there, and their files, or ``None``."""
+    """Yields position (from ``start``), index and encoded image; ``None`` for an unreadable one."""
 
     def read(index: int) -> bytes | None:
         try:
@@ -153,7 +153,7 @@ def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]
             return None
 
     order = permutation(len(images), mix(0))
-    # PIL decodes in threads at once.
+    # Threads run in parallel, because PIL releases the GIL while it decodes.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for first in range(start, len(images), _AHEAD):
             places = np.arange(first, min(first + _AHEAD, len(images)))
@@ -162,7 +162,7 @@ def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]
 
 
 def _encoded(images: Images, index: int) -> bytes:
-    """A file of an image that can be read."""
+    """An image's encoded bytes, after checking that they can be decoded."""
     source, (place,) = unwrapped(images, [index])
     if isinstance(source, EncodedImages):
         encoded = source.encoded(place)
@@ -174,7 +174,7 @@ def _encoded(images: Images, index: int) -> bytes:
 
 
 class _Shard:
-    """A shard that grows in memory, with the columns ``image`` and ``label``."""
+    """An MDS shard that is built in memory, with the columns ``image`` and ``label``."""
 
     def __init__(self, limit: int) -> None:
         self.about = {

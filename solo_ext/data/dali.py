@@ -39,7 +39,7 @@ def device_of(cfg: CommonConfig) -> str:
     """``dali.device`` of a config with ``data.format=dali``.
 
     Raises:
-        ConfigError: DALI is not installed, has no GPU, or would have to skip unreadable images.
+        ConfigError: DALI is not installed, finds no GPU, or would have to skip unreadable images.
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
@@ -71,18 +71,18 @@ def device_of(cfg: CommonConfig) -> str:
 
 
 class DALIViews:
-    """Batches ``(views, labels)`` of files in their order, each once, for ``data.format=dali``.
+    """Batches ``(views, labels)`` of files, each once and in order, for ``data.format=dali``.
 
     Geometry and normalisation are those of :func:`solo_ext.data.transforms.eval_transform`;
     pixels differ from it by rounding, 0.1 to 0.2 grey levels of 255 on average.
 
     Raises:
         ConfigError: DALI cannot run here.
-        UserError: while iterating, a file that cannot be read.
+        UserError: while iterating, a file cannot be read.
     """
 
     skipped: Sequence[int] = ()
-    """Every file is read or refused."""
+    """Always empty: a file that cannot be read raises an error."""
 
     def __init__(
         self, cfg: CommonConfig, files: Sequence[str], labels: Sequence[int], batch_size: int
@@ -167,14 +167,14 @@ def _fixed_view(images: Any, size: int) -> Any:
 
 
 def _margin(side: Any, size: int) -> Any:
-    """Half of what is cut off, rounded like Python's ``round``: halves to the even number."""
+    """Half of the pixels that are cut off, rounded like Python's ``round``: halves to even."""
     cut = side - size
     half = cut // 2
     return half + (cut - 2 * half) * (half - 2 * (half // 2))
 
 
 def unreadable(error: RuntimeError, files: Sequence[str], batch_size: int) -> Exception:
-    """Error for a pipeline that failed; it names the file if one of the next ``files`` is at fault.
+    """The error for a failed pipeline; it names the file if one of the next ``files`` is at fault.
 
     >>> unreadable(RuntimeError("out of memory"), ["a.png"], batch_size=8)
     RuntimeError('out of memory')

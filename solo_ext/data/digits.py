@@ -18,7 +18,7 @@ TRAIN_PER_CLASS = 140
 
 
 def add_resolvers() -> None:
-    """Registers ``${solo_ext.digits:<split>}``, and ``<split>,turned``: the digits' folders.
+    """Registers ``${solo_ext.digits:<split>[,turned]}``, which resolves to a folder of digits.
 
     >>> add_resolvers()
     >>> OmegaConf.has_resolver("solo_ext.digits")
@@ -36,11 +36,11 @@ def digits_folder(split: str, root: Path | None = None, *, turned: bool = False)
 
     The 1,797 images of 8 x 8 pixels (16 grey levels) come with scikit-learn (Alpaydin and
     Kaynak, UCI 1998), scaled to 32 x 32: ``train`` has 140 of each class, ``val`` the other 397.
-    ``turned`` has each image also rotated and mirrored, each of the eight ways a class of its own:
-    80 classes ``<digit>-<way>``, of eight times as many images.
+    With ``turned``, there are all eight rotations and reflections of each image, and a class for
+    each digit in each of these ways: 80 classes ``<digit>-<way>``, eight times as many images.
 
     Raises:
-        UserError: there is no such split, or the folder exists without it.
+        UserError: there is no such split, or the folder exists but lacks it.
 
     >>> sorted(folder.name for folder in digits_folder("train").iterdir())
     ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
@@ -57,7 +57,7 @@ def digits_folder(split: str, root: Path | None = None, *, turned: bool = False)
 
 
 def _write(folder: Path, ways: range | None) -> None:
-    # Import here: Hydra's plugin registers the resolver in every program that uses Hydra.
+    # Import these here: Hydra's plugin imports this module in every program that uses Hydra.
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_digits
@@ -66,7 +66,7 @@ def _write(folder: Path, ways: range | None) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Write elsewhere and rename, so that an interrupted process leaves no partial folder.
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".digits-"))
-    # Only the owner may read the folder of `mkdtemp`; a folder within it has usual permissions.
+    # Only the owner may read the folder of `mkdtemp`; a folder in it has the usual permissions.
     whole = scratch / folder.name
     seen = np.zeros(10, dtype=int)
     for number, (pixels, target) in enumerate(zip(bunch.images, bunch.target, strict=True)):

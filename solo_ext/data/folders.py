@@ -1,7 +1,7 @@
 """Image files: class folders, one folder without classes, or a text file that lists them.
 
-Their paths are kept in arrays: a list of pairs would take 180 bytes per image in every process.
-Those of more than :data:`~solo_ext.core.draws.LARGE` images are written to the cache folder once,
+Their paths are kept in arrays: a list of pairs would take 180 bytes per image in every process. The
+arrays of more than :data:`~solo_ext.core.draws.LARGE` images are written to the cache folder once,
 and every process of a machine maps the same files.
 """
 
@@ -32,17 +32,17 @@ from solo_ext.data.reading import EncodedImages, read_file
 
 Sample = tuple[str, int]
 _Seen = dict[str, list[int]]
-"""State of every folder or file that a listing was made of, by path."""
+"""Inode and timestamps of every folder or file that a listing was made from, by path."""
 _Walk = Callable[[_Seen, list[str]], Iterable[Sample]]
-"""Yields the samples; notes what it reads in the first, and the names of classes in the second."""
+"""Yields samples; adds what it reads to the first argument and class names to the second."""
 _BLOCK = 64
-"""Names that are searched for one: only the place of every 64th is kept."""
+"""Only the position of every 64th name is kept; a name is found by splitting its block of 64."""
 _AT_ONCE = 2**20
 _SETTLED = 2_000_000_000
-"""Nanoseconds after which another change of a folder surely has another time."""
+"""Nanoseconds after which another change of a folder is sure to get another timestamp."""
 _FILES = "names", "starts", "targets"
 _NUMBER = re.compile(r"0|-?[1-9]\d{0,5}")
-"""Labels of this form count as numbers of classes, if all labels of a list have it."""
+"""Labels of this form are class numbers, if all labels of a list have it."""
 _DECIMAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -77,17 +77,17 @@ class Listing(Sequence[Sample]):
     (2, ('bee/0.png', 1), [0, 1])
     """
 
-    prefix: str  # what relative names are below
-    names: NDArray[np.uint8]  # (B,) their characters, each name ended by a zero
+    prefix: str  # folder that relative names start from
+    names: NDArray[np.uint8]  # (B,) bytes of all names, each followed by a zero
     starts: NDArray[np.int64]  # (ceil(n / 64) + 1,) where every 64th name begins, and B
     targets: NDArray[np.int32]  # (n,)
     classes: list[str]
-    folder: Path | None = None  # where the arrays are mapped from
-    digest: str | None = None  # of a mapped listing
+    folder: Path | None = None  # folder of the mapped arrays; None if in memory
+    digest: str | None = None  # hash of a mapped listing
 
     @classmethod
     def of(cls, samples: Iterable[Sample], classes: list[str], prefix: str = "") -> Listing:
-        """The samples in arrays of this process."""
+        """Puts samples into arrays of this process."""
         arrays = _Arrays(prefix)
         for sample in samples:
             arrays.add(*sample)
@@ -95,11 +95,11 @@ class Listing(Sequence[Sample]):
 
     @classmethod
     def mapped(cls, folder: Path, prefix: str = "", digest: str | None = None) -> Listing:
-        """Maps what was written to a folder; ``digest`` if it has to be that listing.
+        """Maps the listing in a folder, which must have ``digest`` if that is given.
 
         Raises:
-            OSError, ValueError: it is not there, or not whole.
-            UserError: it is another one.
+            OSError, ValueError: the listing is missing or incomplete.
+            UserError: the listing has another digest.
         """
         about = json.loads((folder / "about.json").read_text())
         # Copy on write, because torch warns of arrays that cannot be written to.
@@ -140,7 +140,7 @@ class Listing(Sequence[Sample]):
 
 
 class _Arrays:
-    """A listing that grows in memory, and once it has files in these."""
+    """Builds a listing: in memory, or in ``files`` as soon as they are set."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix, self.count, self.size = prefix, 0, 0
@@ -160,7 +160,7 @@ class _Arrays:
             self.flush()
 
     def flush(self) -> None:
-        """Moves what is in memory to the files."""
+        """Moves the arrays in memory to the ends of the files."""
         for held, file, digest in zip(self.held, self.files, self.hashes, strict=True):
             file.write(held)
             digest.update(held)
@@ -174,10 +174,10 @@ class _Arrays:
 
 
 def _listed(root: Path, kind: str, walk: _Walk) -> ImageFiles:
-    """Lists images, or maps their listing of before if nothing that was read has changed.
+    """Lists images, or maps their cached listing if nothing that it was made from has changed.
 
-    A folder has changed if its time of change, or the folder itself, is another; that is so after
-    anything in it was added, removed or renamed.
+    A folder counts as changed if its inode or timestamps differ, as they do after anything in it
+    was added, removed or renamed.
     """
     prefix = str((root.parent if root.is_file() else root) / "x")[:-1]
     name = hashlib.sha256(os.fsencode(f"{kind}\n{root.absolute()}")).hexdigest()[:32]
@@ -190,7 +190,7 @@ def _listed(root: Path, kind: str, walk: _Walk) -> ImageFiles:
             if arrays.count == draws.LARGE:
                 stack.enter_context(writing(folder))
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                # The other processes wait here, and find what the first has written.
+                # The other processes wait here, and then find what the first has written.
                 stack.enter_context(locked(folder.with_suffix(".lock")))
                 if found := _unchanged(folder, prefix):
                     return ImageFiles(found)
@@ -213,14 +213,14 @@ def _listed(root: Path, kind: str, walk: _Walk) -> ImageFiles:
         digest = hashlib.sha256("\n".join(digests).encode(errors="surrogateescape")).hexdigest()
         about = {"count": arrays.count, "digest": digest, "classes": classes, "seen": seen}
         (scratch / "about.json").write_text(json.dumps(about))
-        # Who has mapped the listing of before keeps its files.
+        # Processes that have mapped the old listing can still read its removed files.
         shutil.rmtree(folder, ignore_errors=True)
         scratch.rename(folder)
         return ImageFiles(Listing.mapped(folder, prefix))
 
 
 def _unchanged(folder: Path, prefix: str) -> Listing | None:
-    """The listing in a folder, if what it was made of is as it was."""
+    """The listing in a folder; ``None`` if anything that it was made from has changed."""
     try:
         seen = json.loads((folder / "about.json").read_text())["seen"]
         if any(state != _state(path) for path, state in seen.items()):
@@ -231,9 +231,9 @@ def _unchanged(folder: Path, prefix: str) -> Listing | None:
 
 
 def _note(seen: _Seen, path: str | os.PathLike[str]) -> None:
-    """Notes the state of a folder or file that is about to be read."""
+    """Records the state of a folder or file that is about to be read."""
     state = _state(path)
-    # A change at the same tick of the clock would go unseen.
+    # After a recent change record nothing: the next change could have the same timestamp.
     settled = time.time_ns() - max(state[1:]) > _SETTLED
     seen[os.path.abspath(path)] = state if settled else []
 
@@ -266,10 +266,10 @@ def class_folders(root: Path, key: str) -> ImageFiles:
     """The images of a folder of class folders, in torchvision's order and numbering.
 
     An image in a subfolder of a class folder belongs to the class; links to folders are followed.
-    Hidden class folders (``.ipynb_checkpoints``) are left out. ``key`` is the config's.
+    Hidden class folders (``.ipynb_checkpoints``) are left out. ``key`` is the path's config key.
 
     Raises:
-        ConfigError: no class folders, one without images, or a link to a folder that contains it.
+        ConfigError: there is no class folder, one has no image, or a link leads to a parent of it.
         OSError: a folder cannot be read.
 
     >>> from solo_ext.data.digits import digits_folder
@@ -316,7 +316,7 @@ def _images_below(folder: Path, root: Path, key: str, seen: _Seen) -> Iterator[s
 
 
 def _refuse_circle(folder: Path, root: Path, key: str) -> None:
-    """Refuses a link to a folder above it, which would make the walk endless."""
+    """Refuses a link to a parent folder of the link, which would make the walk endless."""
     if not folder.is_symlink():
         return
     target = folder.resolve()
@@ -334,13 +334,13 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
     """The images in a text file with one line ``path label`` each, in its order.
 
     Paths are absolute or relative to the list's folder, and may contain spaces. Labels are whole
-    numbers from 0 to 999,999, where a negative one means no label (-1), or names, which are
-    numbered in sorted order; a list of other numbers is refused. Empty lines and lines that begin
-    with ``#`` are ignored. Unless ``labelled``, lines have no label; only if ``present`` is a
-    missing file refused.
+    numbers up to 999,999, of which negative ones mean no label (-1), or names, which are numbered
+    in sorted order; a list of other numbers is refused. Empty lines and lines that begin with ``#``
+    are ignored. Without ``labelled``, lines have no label. With ``present``, a line that names a
+    missing file is refused.
 
     Raises:
-        ConfigError: the file is no such list, or names a file that does not exist.
+        ConfigError: the file is not such a list, or names a file that does not exist.
         OSError: the list cannot be read.
 
     >>> import tempfile
@@ -375,7 +375,7 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
     def walk(seen: _Seen, classes: list[str]) -> Iterator[Sample]:
         _note(seen, file)
         try:
-            # Which numbers labels have is known when all of them are.
+            # Read the list twice: labels can be numbered only once all of them are known.
             labels = dict.fromkeys(label for _, label in lines(check=True))
         except UnicodeDecodeError:
             raise refusal("a file that is no text") from None
@@ -397,7 +397,7 @@ def numbered(labels: Collection[str]) -> tuple[dict[str, int], list[str]]:
     sorted order.
 
     Raises:
-        ValueError: all are numbers, but not of classes.
+        ValueError: all labels are numbers, but not all of them are class numbers.
 
     >>> numbered(["2", "-7"])
     ({'2': 2, '-7': -1}, ['0', '1', '2'])

@@ -20,12 +20,12 @@ class H5Images(EncodedImages):
     """Encoded images ``<class>/<image>``, each a one-dimensional array of bytes.
 
     Classes and images are in the order of their names. Every process opens the file for itself, so
-    loaders may start their workers in any way. Classes other than ``only`` are left out; unless
-    ``labelled``, targets are -1.
+    loaders may start their workers in any way. If the file has all the classes ``only``, others are
+    left out. Without ``labelled``, targets are -1.
 
     Raises:
-        OSError, KeyError, TypeError, AttributeError, RuntimeError, ValueError: it is no HDF5 file,
-            is damaged, or contains a name that is not text.
+        OSError, KeyError, TypeError, AttributeError, RuntimeError, ValueError: the file is no HDF5
+            file, is damaged, or contains a name that is not text.
     """
 
     def __init__(self, path: Path, only: tuple[str, ...] = (), *, labelled: bool = True) -> None:
@@ -60,7 +60,7 @@ class H5Images(EncodedImages):
             group, image = self._opened()[self._group_of(index)], self._names[index]
             _refuse_link(group, image)
             held = group[image]
-            # The storage of HDF5 may name any file on the machine.
+            # External and virtual storage may name any file on the machine.
             external = getattr(held, "external", None) or getattr(held, "is_virtual", False)
             stored: Any = None if external else held[()]
             if getattr(stored, "dtype", None) != np.uint8 or stored.ndim != 1:
@@ -76,8 +76,8 @@ class H5Images(EncodedImages):
     def _opened(self) -> Any:
         if self._file is None or self._file[0] != os.getpid():
             if self._file is not None:
-                # This handle is inherited by a fork. While it is open, HDF5 would reuse its
-                # descriptor for the same file, and all processes would share one position.
+                # A forked process inherits this handle. While it is open, HDF5 would reuse its
+                # descriptor for the same file, and all processes would share one file position.
                 self._file[1].close()
             self._file = os.getpid(), _open(self.path)
         return self._file[1]
@@ -90,7 +90,7 @@ def _open(path: str) -> Any:
 
 
 def _refuse_link(group: Any, name: str | bytes) -> None:
-    """Refuses links: they may lead to any file on the machine, or to a pipe without end."""
+    """Refuses links, which may lead to any file on the machine or to an endless pipe."""
     import h5py
 
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
@@ -103,7 +103,7 @@ def open_h5(path: str, key: str, dataset: str, *, labelled: bool) -> H5Images:
 
     Raises:
         ConfigError: h5py or the file is missing, or the file is damaged or has another layout.
-        OSError: the system does not allow opening it.
+        OSError: the system does not allow opening the file.
 
     >>> open_h5("nowhere.h5", "data.train_path", "custom", labelled=True)
     Traceback (most recent call last):

@@ -31,10 +31,10 @@ _FILES = (".parquet", ".arrow")
 class HuggingFaceImages(EncodedImages):
     """Rows of a ``datasets.Dataset``, which stays memory-mapped; sample i is row i.
 
-    ``image`` and ``label`` name the columns; ``None`` finds them. Without a label a target is -1.
+    ``image`` and ``label`` name the columns; ``None`` detects them. Without a label a target is -1.
 
     Raises:
-        ConfigError: a column does not exist, or is not of images or classes.
+        ConfigError: a column does not exist, or does not hold images or classes.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HuggingFaceImages(EncodedImages):
         return f"{self.name}, row {index}" + (f" ({path})" if path else "")
 
     def _stored(self, index: int) -> tuple[Any, Any]:
-        """Encoded bytes or a path."""
+        """Encoded bytes and path of an image, either of which may be ``None``."""
         value = self.rows[int(index)][self.column]
         if isinstance(value, Mapping):
             return value.get("bytes"), value.get("path")
@@ -93,7 +93,7 @@ def open_huggingface(
 
     The path is a folder written by ``save_to_disk``, another folder that `datasets` reads (images,
     parquet), a ``.parquet`` file or a pattern of them, an ``.arrow`` file, or a name on the hub.
-    With ``same_path`` for training and validation a lone split is for training.
+    If training and validation have the ``same_path``, a split is detected by its usual name only.
 
     Raises:
         ConfigError: `datasets` is not installed, or data set, split or column do not exist.
@@ -137,7 +137,7 @@ def _usual_split(there: list[str], split: str, key: str, same_path: bool) -> str
 def _load(datasets: Any, path: str, key: str, settings: HuggingFace) -> Any:
     place, kept = Path(path).expanduser(), {"cache_dir": settings.cache_dir}
     local = path.startswith(("/", ".", "~")) or place.suffix in _FILES
-    # The library logs what it raises, which is one line here.
+    # The library also logs the errors that it raises; here they become one line.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
@@ -164,7 +164,7 @@ def _load(datasets: Any, path: str, key: str, settings: HuggingFace) -> Any:
 
 
 def _column(features: Mapping[str, Any], kind: str, given: str | None) -> str:
-    """The column of images or labels: the one given, else the only one of the first type found."""
+    """The column of images or labels: the given one, one with a usual name, or the only one."""
     import datasets
 
     def is_binary(feature: Any) -> bool:

@@ -53,7 +53,7 @@ def open_images(data: schema.Images, split: Split) -> Images:
     try:
         images = _opened(data, split, path, labelled=not (data.no_labels and split == "train"))
     except RuntimeError as error:
-        # torchvision raises it for an archive that is not there.
+        # torchvision raises this if an archive is missing.
         raise ConfigError(
             key,
             path,
@@ -106,7 +106,7 @@ def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> 
 
 
 def _held_out(images: Images, holdout: float, split: Split) -> Images:
-    """The held-out labelled images, or all others."""
+    """The held-out labelled images for ``val``, all others for ``train``."""
     if isinstance(images, Skipping):
         return Skipping(_held_out(images.images, holdout, split))
     targets = np.asarray(targets_of(images))
@@ -120,18 +120,18 @@ def _held_out(images: Images, holdout: float, split: Split) -> Images:
 
 
 def _part(images: Images, indices: NDArray[np.int64]) -> Images:
-    """Some of the images; a part of a part refers to the whole, so that readers see what it is."""
+    """A ``Subset``. If ``images`` is one too, it is of their data set, whose type callers check."""
     whole: Any = images
     if isinstance(images, Subset):
         whole, indices = images.dataset, np.asarray(images.indices)[indices]
-    # Eight bytes an image, which processes that are forked share; its entries are Python's ints.
+    # An array takes eight bytes per image, which forked processes share, and yields plain ints.
     return cast(Images, Subset(whole, array("q", indices.tobytes())))
 
 
 def _stratified(
     targets: NDArray[np.int64], fraction: float, key: str = "data.fraction"
 ) -> NDArray[np.int64]:
-    """Indices of a fixed, class-balanced part; it is the same for every seed of a run."""
+    """Indices of a stratified part, which is the same for every seed of a run."""
     from sklearn.model_selection import train_test_split
 
     try:
@@ -150,7 +150,7 @@ def _stratified(
 
 
 def class_names(images: Images) -> list[str]:
-    """Names of the classes in the order of their targets, if the data set knows them.
+    """Names of the classes in the order of their targets; the targets if the data set has no names.
 
     >>> class_names([("an image", 2), ("another", 0)])
     ['0', '2']
@@ -163,7 +163,7 @@ def files_of(images: Images) -> list[str]:
     """Path of every sample by index, for DALI, which opens the files itself.
 
     Raises:
-        ConfigError: the data set has no files.
+        ConfigError: the data set has no image files.
 
     >>> from solo_ext.data.folders import ImageFiles, Listing
     >>> files_of(ImageFiles(Listing.of([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"])))
@@ -184,13 +184,13 @@ def files_of(images: Images) -> list[str]:
 def images_fingerprint(images: Images, *, by_name: bool = False) -> str | None:
     """A digest that changes with the files of a data set, their order, and their classes.
 
-    Files count by path, size and time of change, or ``by_name`` by their names alone: it then opens
-    no file, and is the same for a copy elsewhere. Data sets without files have a text attribute
-    ``fingerprint`` instead.
+    Files are identified by path, size and modification time, or with ``by_name`` by name alone: no
+    file is then accessed, and a copy elsewhere has the same digest. Data sets without files have a
+    text attribute ``fingerprint`` instead.
 
     Returns:
-        Hex digits; ``None`` if the images cannot be identified, or unless ``by_name`` if unreadable
-        ones are skipped.
+        Hex digits; ``None`` if the images cannot be identified, or if unreadable ones are skipped
+        and ``by_name`` is false.
 
     >>> from solo_ext.data.folders import ImageFiles, Listing
     >>> here = [ImageFiles(Listing.of([(f"{x}/0.png", 0)], ["ant"])) for x in ("a", "b")]
@@ -221,7 +221,7 @@ def _entries(source: Any, by_name: bool) -> Iterable[Any] | None:
     if isinstance(getattr(source, "fingerprint", None), str):
         return [source.fingerprint]
     if hasattr(source, "samples"):
-        # That of many images was taken when they were listed.
+        # A listing in the cache folder has a digest already.
         known = getattr(source.samples, "digest", None) if by_name else None
         if known is not None:
             return [known]
@@ -239,7 +239,7 @@ def _entries(source: Any, by_name: bool) -> Iterable[Any] | None:
 
 
 def _from_root(paths: list[str]) -> list[str]:
-    """The paths without the folder that contains them all."""
+    """The paths relative to the deepest folder that contains them all."""
     split = [os.path.split(path) for path in paths]
     # Call `abspath` once per folder: there are far fewer folders than files.
     folders = {folder: os.path.abspath(folder) for folder, _ in split}

@@ -1,4 +1,4 @@
-"""Loaders: of pretraining, which know their position in the run, of evaluation, and the E-step."""
+"""Loaders for pretraining (these know their position in the run), evaluation and the E-step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from solo_ext.data.workers import WorkerLoader
 
 
 class StatefulLoader:
-    """Mixin of loaders that know their position and can return to it.
+    """Mixin for loaders that know their position in the run and can return to it.
 
     >>> class Numbers(StatefulLoader):
     ...     def __iter__(self): yield from self.counted(range(len(self)))
@@ -60,7 +60,7 @@ class StatefulLoader:
     """
 
     def start_at(self, order: EpochSampler, batch_size: int) -> None:
-        """Takes over the position of ``order``; called by constructors."""
+        """Starts at the position of ``order``; constructors call this."""
         self.order, self._per_batch = order, batch_size
         self._served_of, self.served = order.epoch, 0
 
@@ -78,9 +78,9 @@ class StatefulLoader:
             self.order.start = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Position of the next batch: epoch, and number of its batches already served."""
+        """Position of the next batch: its epoch, and how many batches of that were served."""
         epoch = self.order.epoch
-        # `set_epoch` may have set an epoch of which nothing was served yet.
+        # `set_epoch` may have moved to an epoch of which no batch was served yet.
         served = self.served if epoch == self._served_of else 0
         if served >= len(self):
             return {"epoch": epoch + 1, "batches": 0}
@@ -94,10 +94,10 @@ class StatefulLoader:
 
 
 class ResumableLoader(StatefulLoader, WorkerLoader):
-    """A training loader that resumes within an epoch; its last, incomplete batch is dropped.
+    """A training loader that resumes within an epoch; an incomplete last batch is dropped.
 
     Attributes:
-        skipped: indices of the unreadable images so far, which other samples replaced.
+        skipped: indices of the unreadable images so far, as keys; other samples replaced them.
 
     >>> from PIL import Image
     >>> from solo_ext.data.transforms import MultiCrop
@@ -201,7 +201,7 @@ class FixedLoader(WorkerLoader):
 
 
 def _collate_readable(items: Sequence[Any]) -> tuple[Any, list[bool]]:
-    """Batch of the items that are not ``None``, if any, and which items those are."""
+    """Batch of the items that are not ``None`` (``None`` if all are), and which items those are."""
     there = [item for item in items if item is not None]
     return default_collate(there) if there else None, [item is not None for item in items]
 
@@ -236,7 +236,7 @@ def epoch_sampler(run: RunConfig, images: Images) -> EpochSampler:
 def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
     """The training loader of a config.
 
-    Batches are ``[indices, [crops], targets]``, or with ``data.augmentation=batch`` RawBatches.
+    Batches are ``[indices, [crops], targets]``; with ``data.augmentation=batch``, ``RawBatch``.
 
     Raises:
         ConfigError: the batch is larger than the data set, or images cannot form a batch.
@@ -264,7 +264,7 @@ def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
 def fixed_loader(
     cfg: CommonConfig, images: Images, *, batch_size: int | None = None
 ) -> FixedLoader | DALIViews:
-    """Batches ``(images, targets)`` in order, each image once, at the size of pretraining.
+    """Batches ``(images, targets)`` in order, each image once, at the crop size of pretraining.
 
     Raises:
         ConfigError: with ``data.format=dali``, DALI cannot run here or read the data set.
@@ -300,7 +300,7 @@ def eval_mode(*roots: nn.Module) -> Iterator[None]:
     >>> network.training
     True
     """
-    # Not module.train(mode) at the end: it would also switch submodules kept in eval mode.
+    # Do not end with module.train(mode): it would also switch submodules kept in eval mode.
     modes = [(module, module.training) for root in roots for module in root.modules()]
     for root in roots:
         root.eval()
@@ -345,7 +345,7 @@ def training_set(trainer: Any, cfg: CommonConfig) -> Any:
 
 
 class EvalViews(Dataset[Tensor]):
-    """One fixed view of every sample of a :func:`training_set`, by a transform of one image.
+    """One fixed view, made by ``transform``, of every sample of a :func:`training_set`.
 
     >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor
@@ -379,10 +379,10 @@ def eval_batches(
     batch_size: int,
     device: torch.device | str = "cpu",
 ) -> Iterable[Tensor]:
-    """Batches of fixed views of some samples, in their order, at the size of pretraining.
+    """Batches of fixed views of some samples, in their order, at the crop size of pretraining.
 
-    They come through DALI if the training batches do, and from memory where those lie there: they
-    are then made on ``device``, to which others remain to be copied.
+    They come through DALI if the training batches do. Views of images that are held in memory are
+    made on ``device``; the caller has to copy all others there.
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
@@ -414,7 +414,7 @@ def _held_views(
     normal: Statistics,
     device: torch.device | str,
 ) -> Iterator[Tensor]:
-    """The views of :func:`eval_transform`, a batch at a time."""
+    """Yields batches of the views of :func:`eval_transform`, normalised on ``device``."""
     mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in normal)
     geometry = FixedView(size)
     for start in range(0, len(indices), batch_size):
@@ -430,14 +430,14 @@ def _held_views(
 
 
 def labels_of(dataset: Any) -> Tensor | None:
-    """Labels of a :func:`training_set` by sample index; ``None`` if it has none.
+    """Labels of a :func:`training_set` by sample index; ``None`` unless every sample has one.
 
     >>> labels_of(TrainingViews([("an image", 2), ("another", 0)]))
     tensor([2, 0])
     """
     if isinstance(dataset, TrainingViews):
         source, indices = unwrapped(dataset.images, range(len(dataset)))
-        # Those of many images are mapped, and not copied.
+        # Do not copy these targets: those of many images are memory-mapped.
         whole = isinstance(source, ImageFiles) and isinstance(indices, range)
         found: Any = source.targets if whole else targets_of(dataset.images)
     elif hasattr(dataset, "samples"):

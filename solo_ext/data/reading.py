@@ -1,4 +1,4 @@
-"""Reads one image, says what is wrong with one that cannot be read, and what stands in for it."""
+"""Reads an image; if it is unreadable, says why and finds the sample that replaces it."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ starts a PostScript interpreter."""
 NOT_THE_IMAGES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that are not the file's fault: too many open files, or no memory left."""
 MOST_IN_A_ROW = 100
-"""After this many unreadable samples in a row, the disk counts as lost."""
+"""After this many unreadable files in a row, the disk counts as lost."""
 USUAL_COLUMNS = {
     "image": ("image", "img", "jpg", "jpeg", "png"),
     "label": ("label", "labels", "target", "targets", "class", "cls"),
 }
-"""Usual names of the columns of a table."""
+"""Usual names of columns, in order of preference."""
 _TIFF_BITS_PER_SAMPLE = 258
 
 
 class _OfAWorker(UserError):
-    """An error of one line, which ``DataLoader`` builds again from a worker's traceback."""
+    """An error of one line, also after ``DataLoader`` rebuilt it from a worker's traceback."""
 
     def __init__(self, message: str) -> None:
         name = type(self).__name__
@@ -59,14 +59,14 @@ class _OfAWorker(UserError):
 
 
 class UnreadableImage(_OfAWorker):
-    """An image that cannot be read: where it is kept and why, or without ``reason`` a message.
+    """An unreadable image: its name ``what`` and the ``reason``, or only a message ``what``.
 
     >>> str(UnreadableImage("a.png", "it is empty"))[:44]
     "image 'a.png' cannot be read: it is empty; m"
     """
 
     span = 1
-    """How many samples on another file begins, where one file holds several."""
+    """Distance in samples to the replacement; for a sample of a lost shard, the shard's size."""
 
     def __init__(self, what: str, reason: str | None = None) -> None:
         if reason is not None:
@@ -79,7 +79,7 @@ class UnreadableImage(_OfAWorker):
 
 
 class StorageAway(_OfAWorker):
-    """Where the images are kept does not answer; like a lost disk it always ends the run.
+    """The storage of the images does not respond; like a lost disk, this always ends the run.
 
     >>> str(StorageAway("s3://images: no answer"))
     's3://images: no answer'
@@ -90,10 +90,10 @@ class StorageAway(_OfAWorker):
 
 @contextlib.contextmanager
 def naming(name: Callable[[], str]) -> Iterator[None]:
-    """Names an image in the error of whatever goes wrong with it.
+    """Turns errors of reading an image into an ``UnreadableImage`` with the image's name.
 
     Raises:
-        UnreadableImage: unless it is the machine that lacks something.
+        UnreadableImage: any error, except a ``UserError`` and a lack of memory or file handles.
 
     >>> with naming(lambda: "a.png"):
     ...     raise ValueError("it is a link")
@@ -126,7 +126,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """The content of an image file.
 
     Raises:
-        UnreadableImage: it is missing, not permitted, or no file.
+        UnreadableImage: the file is missing, not permitted, or not a regular file.
 
     >>> read_file("nothing.png")
     Traceback (most recent call last):
@@ -134,7 +134,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """
     # Without O_NONBLOCK, opening a pipe would wait for a writer forever.
     flag = getattr(os, "O_NONBLOCK", 0)
-    # `open` would take a number for a file that this process has open; `Path` does not.
+    # Without `Path`, `open` would take a number as one of this process's file descriptors.
     with (
         naming(lambda: str(path)),
         open(Path(path), "rb", opener=lambda name, flags: os.open(name, flags | flag)) as file,
@@ -148,7 +148,7 @@ def decode_image(encoded: bytes, name: str) -> Image.Image:
     """Decodes an image file that is held in memory as RGB; ``name`` is for the error.
 
     Raises:
-        UnreadableImage: it is empty, truncated, no image, or too large.
+        UnreadableImage: ``encoded`` is empty, truncated, no image, or too large.
 
     >>> file = io.BytesIO()
     >>> Image.new("L", (4, 3), 128).save(file, "PNG")
@@ -173,8 +173,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     """Decodes an opened image to 8-bit RGB.
 
     Grey levels of up to 16 bits are scaled to 8; PIL's own conversion would clip them at 255.
-    Transparency is dropped, and the colours below it stay. A rotation stated only by EXIF is not
-    applied.
+    Transparency is dropped, and the colours of transparent pixels stay. A rotation that only EXIF
+    states is not applied.
     """
     if image.mode == "I" or image.mode.startswith("I;16"):
         # A TIFF states its bits; other images of more than 8 bits have 16.
@@ -184,7 +184,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("its grey levels are floating-point numbers, of no stated range")
     if image.mode == "P" and "transparency" in image.info:
-        # The colours stay the same; it avoids PIL's warning about palettes with transparency.
+        # This avoids PIL's warning about palettes with transparency; the colours stay the same.
         image = image.convert("RGBA")
     return image.convert("RGB")
 
@@ -199,7 +199,7 @@ def _eight_bits(grey: NDArray[Any], bits: int) -> NDArray[np.uint8]:
 
 
 class EncodedImages(Dataset[Item], ABC):
-    """Images whose files are kept somewhere, decoded when they are asked for.
+    """Images that are stored encoded, and decoded on access.
 
     Attributes:
         targets: (n,), -1 without a label.
@@ -218,14 +218,14 @@ class EncodedImages(Dataset[Item], ABC):
 
     @abstractmethod
     def encoded(self, index: int) -> bytes:
-        """The file of an image.
+        """The encoded bytes of an image.
 
         Raises:
-            UnreadableImage: it cannot be read.
+            UnreadableImage: the image cannot be read.
         """
 
     def name_of(self, index: int) -> str:
-        """Where an image is kept."""
+        """Where an image is stored, for messages."""
         return f"sample {index}"
 
     def __len__(self) -> int:
@@ -238,7 +238,7 @@ class EncodedImages(Dataset[Item], ABC):
 
 
 class Skipping(Dataset[Item]):
-    """Marks a data set of which unreadable images are skipped (``data.unreadable=skip``).
+    """Marks a data set whose unreadable images are skipped (``data.unreadable=skip``).
 
     >>> len(Skipping([("an image", 2), ("another", 0)]))
     2
@@ -258,7 +258,8 @@ def read_sample(images: Images, index: int) -> tuple[int, Item]:
     """A sample and its index, or the next readable one if unreadable ones are skipped.
 
     Raises:
-        UnreadableImage: unreadable images are refused, or :data:`MOST_IN_A_ROW` follow each other.
+        UnreadableImage: the sample is unreadable and must not be skipped, or
+            :data:`MOST_IN_A_ROW` files in a row are unreadable.
 
     >>> read_sample([("an image", 2), ("another", 0)], 1)
     (1, ('another', 0))
@@ -271,13 +272,13 @@ def read_sample(images: Images, index: int) -> tuple[int, Item]:
         try:
             return last, images[last]
         except UnreadableImage as error:
-            # Of a lost shard the samples of the next one stand in, each for one.
+            # The samples of a lost shard are replaced one for one by those of the next shard.
             place += error.span
     raise too_many(tried, images, last)
 
 
 def most_in_a_row(images: Images) -> int:
-    """How many unreadable samples in a row are too many: :data:`MOST_IN_A_ROW` files of them.
+    """How many unreadable samples in a row are too many: those of :data:`MOST_IN_A_ROW` files.
 
     >>> most_in_a_row([("an image", 2), ("another", 0)])
     2
@@ -313,7 +314,7 @@ def reason_of(images: Images, index: int) -> str:
 
 
 def unwrapped(images: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
-    """The data set within :class:`Skipping` and ``Subset``, and where its samples are there.
+    """The data set inside :class:`Skipping` and ``Subset``, and the samples' indices in it.
 
     >>> unwrapped(Subset(["a", "b", "c"], [2, 0]), range(2))
     (['a', 'b', 'c'], array('q', [2, 0]))
@@ -328,7 +329,7 @@ def unwrapped(images: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
 
 
 def name_of(images: Any, index: int) -> str:
-    """Where a sample is kept: a path, or the name that its data set gives it.
+    """Where a sample is stored: a path, or the name that its data set gives it.
 
     >>> name_of([("an image", 0)], 0)
     'sample 0'
@@ -352,9 +353,9 @@ def targets_of(images: Images) -> list[int]:
 
 
 def number_labels(labels: Sequence[int | str | None]) -> tuple[NDArray[np.int64], list[str]]:
-    """Targets (n,) of labels, and names of the classes in their order.
+    """Targets (n,) of labels, and names of the classes in the order of their targets.
 
-    None and negative numbers are -1.
+    Classes are numbered in sorted order; the target of ``None`` and of negative numbers is -1.
 
     >>> number_labels(["bee", "ant", None])
     (array([ 1,  0, -1]), ['ant', 'bee'])
@@ -366,7 +367,7 @@ def number_labels(labels: Sequence[int | str | None]) -> tuple[NDArray[np.int64]
 
 
 def usual_column(kind: str, found: Sequence[str]) -> str | None:
-    """The only column found for images or labels, or the first of a usual name.
+    """The first column with a usual name for images or labels, else the only one found.
 
     >>> usual_column("label", ["fine", "label"])
     'label'
@@ -378,7 +379,7 @@ def usual_column(kind: str, found: Sequence[str]) -> str | None:
 
 
 def file_state(path: str | Path) -> str:
-    """Path, size and time of change of a file, which may be missing.
+    """Path, size and modification time of a file, which may be missing.
 
     >>> file_state("/nothing.png")
     '/nothing.png FileNotFoundError'

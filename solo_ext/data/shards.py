@@ -1,6 +1,6 @@
-"""Images in shards, files of many: in a folder, or copied from S3 or GCS when asked.
+"""Images in shards (files of many images), in a folder or copied from S3 or GCS on demand.
 
-What a shard is like inside is for ``streaming`` and ``webdataset``, which open them.
+The formats of shards are in ``streaming`` and ``webdataset``, which open them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ TARGETS = "targets.npy"
 KEY = "data.streaming"
 _UNITS = {"mb": 2**20, "gb": 2**30, "tb": 2**40}
 _LOCKS = 64
-"""Files of locks; two shards of one are downloaded one after the other."""
+"""Number of lock files; shards that share one are downloaded one after the other."""
 _LONGEST = 300
-"""Characters of a storage's own message."""
+"""Most characters that are shown of a storage's own message."""
 _AGAIN = 8
-"""How often a copy may be removed, to make room, between its download and its opening."""
+"""How often a copy may be removed, to make room, after its download and before it is opened."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of images, as an index has it; ``hashes`` are hexadecimal digests by algorithm.
+    """A file of images as its index describes it; ``hashes`` are hex digests by algorithm.
 
     >>> Shard("shard.00000.mds", 3, 1, {}).wrong(b"cut")
     >>> Shard("shard.00000.mds", 3, 1, {"sha1": "0"}).wrong(b"cut")
@@ -51,7 +51,7 @@ class Shard:
     hashes: Mapping[str, str]
 
     def wrong(self, content: bytes) -> str | None:
-        """What is wrong with the content of its file; ``None`` if it is that in the index."""
+        """What is wrong with the content of its file; ``None`` if it matches the index."""
         if len(content) != self.size:
             return f"the shard has {len(content)} bytes, and {self.size} in the index"
         for algorithm, digest in self.hashes.items():
@@ -61,7 +61,7 @@ class Shard:
         return None
 
     def value(self, file: BinaryIO, place: int, column: str) -> bytes:
-        """The bytes of a column of a sample, which the format of the file decides.
+        """The bytes of one column of the sample at ``place``.
 
         Raises:
             ValueError: the file is damaged.
@@ -71,10 +71,10 @@ class Shard:
 
 
 class Storage:
-    """A folder of shards: a local one, or copies of ``s3://bucket/folder`` or ``gs://bucket/folder``.
+    """A folder of shards, local or copied from ``s3://bucket/folder`` or ``gs://bucket/folder``.
 
-    Copies of this process and others are in one folder; each is downloaded once. Whoever makes room
-    removes those that were not read for longest.
+    All processes share one folder of copies, and each shard is downloaded once. To make room, a
+    process removes the copies that were opened longest ago.
 
     >>> Storage("shards", Streaming()).remote, Storage("s3://bucket/shards", Streaming()).remote
     (False, True)
@@ -94,11 +94,11 @@ class Storage:
         return {**self.__dict__, "_files": None, "_lost": {}}
 
     def read(self, name: str) -> bytes:
-        """Reads a file where it is kept.
+        """Reads a file of the folder, local or remote.
 
         Raises:
-            FileNotFoundError: it is not there.
-            OSError: the storage does not answer, or refuses.
+            FileNotFoundError: there is no such file.
+            OSError: the storage does not respond, or refuses.
         """
         if not self.remote:
             with open_regular(Path(self.root) / name) as opened:
@@ -107,7 +107,7 @@ class Storage:
             return bytes(file.read())
 
     def listing(self) -> dict[str, tuple[int, int]]:
-        """Bytes and time of change of every file, by name; -1 of one that is not there."""
+        """Size and modification time of every file, by name; (-1, -1) for a dangling link."""
         if not self.remote:
             return {name: _state(Path(self.root, name)) for name in os.listdir(self.root)}
         files = self._opened()
@@ -117,11 +117,11 @@ class Storage:
         return {f.base_name: (f.size, f.mtime_ns or 0) for f in found if f.is_file}
 
     def open(self, shard: Shard) -> BinaryIO:
-        """Opens a shard, after downloading it if it is not here.
+        """Opens a shard, and first downloads it if there is no local copy.
 
         Raises:
-            ValueError: it is not there, or damaged.
-            StorageAway: the storage does not answer.
+            ValueError: the shard is missing or damaged.
+            StorageAway: the storage does not respond.
         """
         if shard.name in self._lost:
             raise ValueError(self._lost[shard.name])
@@ -166,7 +166,7 @@ class Storage:
             atomic_write(self.folder / shard.name, lambda scratch: scratch.write_bytes(content))
 
     def _whole(self, shard: Shard) -> bytes:
-        """The content of a shard; tries again if it is missing or damaged, or nobody answers."""
+        """Downloads a shard; retries if it is missing or damaged, or the storage is unavailable."""
         for attempt in range(1 + self.settings.download_retry):
             if attempt:
                 time.sleep(2 ** (attempt - 1))
@@ -182,7 +182,7 @@ class Storage:
                 if wrong is None:
                     return content
         if away is not None:
-            # Skipping would leave out whatever is asked for until the storage is back.
+            # If this were skipped, every sample would be left out until the storage is back.
             raise StorageAway(
                 f"{self.root}/{shard.name}: {_said(away)} (tried {attempt + 1} times); look at the "
                 "connection and the credentials"
@@ -196,7 +196,7 @@ class Storage:
         with locked(self.folder / "room.lock"):
             held = []
             for entry in os.scandir(self.folder):
-                # Another process may be replacing or removing it.
+                # Another process may be replacing or removing this file.
                 with contextlib.suppress(FileNotFoundError):
                     if not entry.name.endswith(".lock"):
                         state = entry.stat()
@@ -210,7 +210,7 @@ class Storage:
                     free += bytes_
 
     def _opened(self) -> Any:
-        """The file system of this process: a connection does not outlive a fork."""
+        """This process's own connection: after a fork, the one of the parent cannot be used."""
         if self._files is None or self._files[0] != os.getpid():
             self._files = os.getpid(), _file_system(self.root, self.settings)
         return self._files[1]
@@ -220,7 +220,7 @@ def _state(file: Path) -> tuple[int, int]:
     try:
         state = file.stat()
     except FileNotFoundError:
-        # A link to what is not there.
+        # This is a dangling link.
         return -1, -1
     return state.st_size, state.st_mtime_ns
 
@@ -239,7 +239,7 @@ def _file_system(root: str, settings: Streaming) -> Any:
         named["endpoint_override"] = endpoint
     elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
         named["region"] = fs.resolve_s3_region(place.partition("/")[0])
-    # Tries again are counted here, so that there is one number of them.
+    # Only `Storage._whole` retries, so that `download_retry` is the total number of retries.
     once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
     timeouts = {"connect_timeout": timeout, "request_timeout": timeout}
     return fs.S3FileSystem(retry_strategy=once, **timeouts, **named)
@@ -247,12 +247,12 @@ def _file_system(root: str, settings: Streaming) -> Any:
 
 def _said(error: OSError) -> str:
     said = (error.strerror or str(error).strip() or type(error).__name__).splitlines()[0]
-    # Google's repeat themselves.
+    # Google's messages are long, because they repeat themselves.
     return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
 
 
 class MappedArray:
-    """An array in a ``.npy`` file, which every process maps when it needs it.
+    """An array in a ``.npy`` file, which each process memory-maps on first use.
 
     >>> import pickle, tempfile
     >>> file = Path(tempfile.mkdtemp()) / "targets.npy"
@@ -269,10 +269,10 @@ class MappedArray:
 
     @functools.cached_property
     def values(self) -> NDArray[Any]:
-        """The array.
+        """The memory-mapped array.
 
         Raises:
-            OSError, ValueError: there is no such file.
+            OSError, ValueError: the file is missing or damaged.
         """
         # Copy on write, because torch warns of arrays that cannot be written to.
         array: NDArray[Any] = np.load(self.file, mmap_mode="c", allow_pickle=False)
@@ -280,10 +280,11 @@ class MappedArray:
 
 
 class StreamingImages(EncodedImages):
-    """Images in a column of shards; sample i is the i-th in their order.
+    """Images in one column of shards; sample i is the i-th of all shards in order.
 
-    ``shard_starts`` (S + 1,) has the first sample of every shard, and their number; ``per_file`` is
-    the most samples of a shard; ``fingerprint`` changes with the images and their order.
+    ``shard_starts`` (S + 1,) has the first sample of every shard, and the number of samples;
+    ``per_file`` is the number of samples of the largest shard; ``fingerprint`` changes with the
+    images and their order.
 
     >>> shard = Shard("shard.00000.mds", 900, 10, {})
     >>> images = StreamingImages(Storage("shards", Streaming()), [shard] * 3, "image", "")
@@ -303,10 +304,10 @@ class StreamingImages(EncodedImages):
         self._labels: MappedArray | None = None
 
     def label(self, targets: Path, classes: list[str]) -> None:
-        """Gives them their targets, a file of (n,) int32.
+        """Sets the targets, from a ``.npy`` file of (n,) int32, and the names of the classes.
 
         Raises:
-            OSError, ValueError: it is no such file.
+            OSError, ValueError: the file is missing, damaged, or not of these shards.
         """
         found = MappedArray(targets)
         if found.values.shape != (len(self),) or found.values.dtype != np.int32:
@@ -316,7 +317,7 @@ class StreamingImages(EncodedImages):
 
     @property
     def targets(self) -> NDArray[np.int32]:  # type: ignore[override]
-        """Targets (n,), which the processes of a machine share; -1 without labels."""
+        """Targets (n,), -1 without labels; the processes of a machine share their memory."""
         unlabelled = np.broadcast_to(np.int32(-1), len(self))
         return unlabelled if self._labels is None else self._labels.values
 
@@ -330,8 +331,8 @@ class StreamingImages(EncodedImages):
         """The bytes of a column of a sample.
 
         Raises:
-            UnreadableImage: its shard is not there, or damaged.
-            StorageAway: the storage does not answer.
+            UnreadableImage: the sample's shard is missing or damaged.
+            StorageAway: the storage does not respond.
         """
         number, place = self._place(index)
         shard = self.shards[number]
@@ -357,11 +358,11 @@ class StreamingImages(EncodedImages):
 
 @contextlib.contextmanager
 def reaching(key: str, path: str, kind: str, absent: str, remedy: str) -> Iterator[None]:
-    """Says in the words of a config that a storage cannot be read.
+    """Turns errors of reading a storage into a ``ConfigError`` of ``key``.
 
     Raises:
-        ConfigError: there is nothing, which is ``absent``; it does not answer; or pyarrow is not
-            there to ask it.
+        ConfigError: nothing is there, which is reported as ``absent``; the storage does not
+            respond; or pyarrow is not installed.
 
     >>> with reaching("data.train_path", "here", "streaming", "no shards", "give a folder"):
     ...     raise FileNotFoundError
@@ -381,12 +382,12 @@ def reaching(key: str, path: str, kind: str, absent: str, remedy: str) -> Iterat
 
 
 def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
-    """The folder of what is kept of these shards, where a remote storage then has its copies.
+    """Returns the cache folder of these shards, and makes a remote storage keep its copies there.
 
-    ``digest`` is of their index: another one at the same address has other shards of these names.
+    ``digest`` is that of their index: a new index at the same address may reuse names of shards.
 
     Raises:
-        ConfigError: the limit is too low for the shards.
+        ConfigError: ``cache_limit`` is too low for the shards.
 
     >>> storage = Storage("shards", Streaming(cache_dir="copies"))
     >>> prepare(storage, [Shard("shard.00000.mds", 900, 10, {})], "of an index").parent
@@ -411,7 +412,7 @@ def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
 
 
 def write_array(file: Path, array: NDArray[Any]) -> None:
-    """Writes a whole ``.npy`` file or none of it.
+    """Writes a ``.npy`` file atomically.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "targets.npy"

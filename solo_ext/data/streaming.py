@@ -1,8 +1,8 @@
 """Shards of MosaicML's Streaming (MDS).
 
-The library itself reads them as a stream of its own: it needs the process group before the images
-are opened, a process that waits for a shard whose download failed waits forever, and its last
-release refuses the versions of NumPy and huggingface-hub of 2025.
+MosaicML's library is not used: it needs the process group before the images are opened, a process
+that waits for a shard waits forever if the download failed, and its last release refuses the
+versions of NumPy and huggingface-hub of 2025.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from solo_ext.data.shards import (
 
 INDEX = "index.json"
 _IMAGES = ("bytes", "jpeg", "png")
-"""Encodings of a column whose values are files of images."""
+"""Encodings of columns whose values are encoded images."""
 _NUMBERS = {"int": np.dtype(np.int64)} | {
     f"{sign}int{bits}": np.dtype(f"{sign}int{bits}")
     for sign in ("", "u")
@@ -44,22 +44,22 @@ _NUMBERS = {"int": np.dtype(np.int64)} | {
 
 @dataclass(frozen=True)
 class MDS(Shard):
-    """An entry of ``index.json``."""
+    """A shard in MDS, as an entry of ``index.json`` describes it."""
 
     columns: Mapping[str, tuple[str, int | None]]
-    """Encoding, and bytes unless they vary, by name and in the order of a sample."""
+    """Encoding and size in bytes (``None`` if it varies) by name, in the order of a sample."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> MDS:
         """Reads an entry.
 
         Raises:
-            KeyError, TypeError, ValueError: it is damaged, or of another kind.
+            KeyError, TypeError, ValueError: the entry is damaged, or of another kind.
         """
         if (entry["version"], entry["format"]) != (2, "mds"):
             raise ValueError("a shard is not MDS of version 2")
         if entry["compression"]:
-            # The files of images are compressed already.
+            # Compressed shards gain nothing, because images are compressed already.
             raise ValueError(f"shards are compressed ({entry['compression']}), write plain ones")
         raw = entry["raw_data"]
         name, size, samples = raw["basename"], int(raw["bytes"]), int(entry["samples"])
@@ -70,14 +70,14 @@ class MDS(Shard):
         return cls(name, size, samples, dict(raw["hashes"]), columns)
 
     def value(self, file: BinaryIO, place: int, column: str) -> bytes:
-        # Behind the number of samples: where each begins, and the last ends.
+        # The number of samples is followed by the offset of each, and of the last one's end.
         file.seek(4 + 4 * place)
         begin, end = np.frombuffer(file.read(8), np.uint32).tolist()
         if not 4 * (self.samples + 2) <= begin <= end <= self.size:
             raise ValueError("a sample lies outside of it")
         file.seek(begin)
         sample = file.read(end - begin)
-        # A sample: the sizes of the columns of varying size, then the columns.
+        # A sample begins with the sizes of its columns of varying size; all columns follow.
         varying = sum(size is None for _, size in self.columns.values())
         sizes = iter(np.frombuffer(sample[: 4 * varying], np.uint32).tolist())
         at = 4 * varying
@@ -96,8 +96,8 @@ def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) 
 
     Raises:
         ConfigError: there is no index or it is damaged, columns are not of images and labels, the
-            storage does not answer, or the limit is too low for the shards.
-        UnreadableImage: labels have to be read from the shards, and one of these cannot be.
+            storage does not respond, or ``cache_limit`` is too low for the shards.
+        UnreadableImage: labels have to be read from the shards, and one shard is unreadable.
 
     >>> open_streaming("nowhere", "data.train_path", Streaming(), labelled=True)
     Traceback (most recent call last):
@@ -131,7 +131,7 @@ def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) 
 
 
 def _column(shard: MDS, kind: str, given: str | None) -> str:
-    """The column of images or labels: the one given, else that of a usual name, or the only one."""
+    """The column of images or labels: the given one, one with a usual name, or the only one."""
     fits = _IMAGES if kind == "image" else (*_NUMBERS, "str", "str_int")
     there = [name for name, (encoding, _) in shard.columns.items() if encoding in fits]
     chosen = usual_column(kind, there) if given is None else given
@@ -148,9 +148,9 @@ def _column(shard: MDS, kind: str, given: str | None) -> str:
 def _labels(
     images: StreamingImages, shards: list[MDS], classes: list[str] | None, own: Path
 ) -> tuple[Path, list[str]]:
-    """File of the targets and names of the classes.
+    """File of the targets, and names of the classes.
 
-    `solo-ext data convert` writes them; of shards of others all are read once.
+    ``solo-ext data convert`` writes both; the labels in shards of other programs are read once.
     """
     storage, mine = images.storage, own / TARGETS
     if classes is not None and not storage.remote:
@@ -162,7 +162,7 @@ def _labels(
             atomic_write(mine, lambda scratch: scratch.write_bytes(content))
         return mine, classes
     column = _column(shards[0], "label", storage.settings.label)
-    # The index may come from someone else, and name a column as a path.
+    # Hash the column's name: in an index from someone else it could be a path.
     of_column = hashlib.sha256(os.fsencode(column)).hexdigest()[:16]
     names, mine = own / f"{of_column}.json", own / f"{of_column}.npy"
     with locked(own / "labels.lock"):

@@ -1,4 +1,4 @@
-"""The fixed view of an image and its augmented crops, which use torch's generator only."""
+"""The fixed view of an image, and its augmented crops, which draw from torch's generator only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def statistics(dataset: str, crop: Crop) -> Statistics:
 
 
 def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:
-    """Side and statistics of the fixed views of a config: those of its first pipeline.
+    """Side and statistics of the fixed views of a config: those of its first augmentation.
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
@@ -50,11 +50,11 @@ def fixed_view(cfg: CommonConfig) -> tuple[int, Statistics]:
 
 
 def eval_transform(size: int, mean: Sequence[float], std: Sequence[float]) -> Transform:
-    """One fixed view per image.
+    """The transform from an image to its fixed view for evaluation.
 
     Images whose sides already are ``size`` are left alone; others are scaled so that a centre crop
-    of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images smaller than
-    ``size`` are scaled up to it.
+    of ``size`` keeps 7/8 of the shorter side, as is usual for 256 and 224. Images whose
+    shorter side is below ``size`` are scaled up to it.
 
     >>> eval_transform(32, (0.5,) * 3, (0.5,) * 3)(Image.new("RGB", (50, 40))).shape
     torch.Size([3, 32, 32])
@@ -94,7 +94,7 @@ class GaussianBlur:
 
 
 class MultiCrop:
-    """All crops of one image: as many by each of ``transforms`` as ``counts`` says.
+    """Makes all crops of an image: ``counts[i]`` crops by ``transforms[i]``.
 
     >>> crops = MultiCrop([T.RandomCrop(8), T.RandomCrop(4)], [2, 1])
     >>> [crop.size for crop in crops(Image.new("RGB", (12, 12)))]

@@ -1,6 +1,6 @@
-"""The order of the samples and the views of each, functions of (seed, epoch, index) alone.
+"""The order of the samples, and their views, which depend on (seed, epoch, index) alone.
 
-With ``data.augmentation=batch`` whole images of one size are read instead, whose crops are made on
+With ``data.augmentation=batch``, whole images of one size are read instead; their crops are made on
 the training device.
 """
 
@@ -33,7 +33,7 @@ from solo_ext.data.reading import (
 Crops = Callable[[Image.Image], list[Tensor]]
 Integers = NDArray[np.int64]
 _AT_ONCE = 4096
-"""Entries of the order that are taken at a time."""
+"""Number of entries of the order that are computed at a time."""
 _MOST_BYTES = 8 << 30
 """Largest decoded size that ``data.in_memory`` accepts."""
 
@@ -58,10 +58,10 @@ class EpochSampler(Sampler[SampleKey]):
     Args:
         size: number of samples.
         seed: of the run.
-        num_replicas: that of ``torch.distributed`` by default.
-        rank: likewise.
-        shards: of :func:`shard_starts`, for the order of :func:`shard_order`.
-        shards_at_once: shards that it goes through at a time.
+        num_replicas: number of ranks; that of ``torch.distributed`` by default.
+        rank: this rank; likewise.
+        shards: from :func:`shard_starts`; if given, the order is that of :func:`shard_order`.
+        shards_at_once: number of shards that samples are taken from at a time.
 
     >>> sampler = EpochSampler(5, seed=0, num_replicas=2, rank=0)
     >>> [key.sample for key in sampler]
@@ -84,7 +84,7 @@ class EpochSampler(Sampler[SampleKey]):
         self.start = 0
 
     def _share(self) -> tuple[int, int]:
-        # Ask at every pass, because loaders are built before the process group.
+        # Ask in every epoch, because loaders are built before the process group.
         replicas = self._replicas or distributed.world_size()
         return replicas, distributed.rank() if self._rank is None else self._rank
 
@@ -111,20 +111,20 @@ class EpochSampler(Sampler[SampleKey]):
 
 
 def shard_order(starts: Integers, seed: int, at_once: int) -> Callable[[Integers], Integers]:
-    """An order of all samples that goes through few shards at a time, as a function from places.
+    """An order of all samples that reads few shards at a time, as a function from positions.
 
     The shards are permuted, and the samples within each. This sequence is cut into ``at_once``
-    lanes of one length, from which samples are taken in turns: any that many in a row are of as
-    many places of the sequence. Lane k begins k / at_once of a shard later than its cut, and has
-    what is before that last, so that the lanes do not all come to their next shards at once.
+    lanes of equal length, from which samples are taken in turn: any ``at_once`` samples in a row
+    come from as many lanes. Lane k starts k / at_once of a shard after its cut and ends with the
+    part that it left out, so that the lanes do not all reach their next shards at the same time.
 
     Args:
         starts: (S + 1,) first sample of every shard, and the number of samples.
-        seed: as :func:`~solo_ext.core.draws.mix` gives it.
-        at_once: lanes; at most S.
+        seed: as :func:`~solo_ext.core.draws.mix` returns it.
+        at_once: number of lanes; at most S are used.
 
     Returns:
-        A function from places (N,) to the samples there; it takes the memory of S numbers.
+        A function from positions (N,) to the samples there; it keeps only O(S) numbers in memory.
 
     >>> order = shard_order(np.array([0, 3, 6, 9, 12]), seed=3, at_once=2)
     >>> sorted(order(np.arange(12)).tolist()) == list(range(12))
@@ -138,7 +138,7 @@ def shard_order(starts: Integers, seed: int, at_once: int) -> Callable[[Integers
 
     def entries(places: Integers) -> Integers:
         lane, depth = places % lanes, places // lanes
-        # Of the lanes that have one sample more, those before this one.
+        # The first lanes may have one sample more: `minimum` counts those before this one.
         cut = lane * (size // lanes) + np.minimum(lane, size % lanes)
         length = size // lanes + (lane < size % lanes)
         place = cut + (depth + lane * (size // count) // lanes) % length
@@ -156,7 +156,7 @@ def shard_order(starts: Integers, seed: int, at_once: int) -> Callable[[Integers
 def shard_starts(images: Images) -> Integers | None:
     """First sample of every shard, and the number of samples; ``None`` without shards.
 
-    Of a part of a data set, whose samples have numbers of their own, a shard has what is left.
+    For a ``Subset``, these are indices of the subset, and a shard has only its samples in there.
 
     >>> shard_starts([("an image", 2), ("another", 0)])
     """
@@ -168,12 +168,12 @@ def shard_starts(images: Images) -> Integers | None:
 
 
 class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
-    """``(index, crops, target)``, crops drawn from (seed, epoch, index) alone.
+    """Samples ``(index, crops, target)`` whose crops depend on (seed, epoch, index) alone.
 
-    If another sample replaces an unreadable one, index and target are its own. Its crops are drawn
-    for the requested sample, so that they differ from those that it has as itself.
+    If another sample replaces an unreadable one, index and target are those of the replacement. Its
+    crops are drawn for the requested sample, so that they differ from its regular crops.
 
-    ``transform`` is none where something else makes the crops.
+    ``transform`` is ``None`` if something else makes the crops.
 
     >>> from solo_ext.data.transforms import MultiCrop
     >>> from torchvision.transforms import ToTensor
@@ -201,7 +201,7 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
 
 
 class FixedViews(Dataset[tuple[Tensor, int] | None]):
-    """``(view, target)`` with a fixed transform; ``None`` for an unreadable image to be skipped.
+    """Samples ``(view, target)`` by a fixed transform; ``None`` for a skipped, unreadable image.
 
     >>> from torchvision.transforms import ToTensor
     >>> view, target = FixedViews([(Image.new("RGB", (8, 8)), 3)], ToTensor())[0]
@@ -229,7 +229,7 @@ class RawBatch(NamedTuple):
     """A batch of N samples before augmentation.
 
     Augmentation draws for ``epoch`` and the samples that were ``asked`` for, so that a sample that
-    replaces an unreadable one gets other crops than it has as itself. The images (N, 3, H, W),
+    replaces an unreadable one gets crops that differ from its regular ones. Images (N, 3, H, W),
     uint8, and targets are those of ``indices``.
 
     >>> images, two = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 1])
@@ -245,7 +245,7 @@ class RawBatch(NamedTuple):
 
 
 class RawBatches(TrainingViews):
-    """A training set that is read batch by batch; its images of one size are decoded when asked.
+    """A training set of images of one size, which are decoded on demand and a batch at a time.
 
     >>> raw = RawBatches([(Image.new("RGB", (10, 8)), 3)] * 5, height=8, width=10)
     >>> raw.__getitems__([SampleKey(epoch=0, sample=3), SampleKey(epoch=0, sample=1)]).images.shape
@@ -273,14 +273,14 @@ class RawBatches(TrainingViews):
         """Indices, pixels (N, 3, H, W) and targets of samples, or of those that replace them.
 
         Raises:
-            UnreadableImage: as :func:`~solo_ext.data.reading.read_sample`, or of another size.
+            UnreadableImage: as :func:`~solo_ext.data.reading.read_sample`, or a size differs.
         """
         pixels = torch.empty(len(samples), 3, self.height, self.width, dtype=torch.uint8)
         served, targets = [], []
         for place, asked in enumerate(samples):
             sample, (image, target) = read_sample(self.images, asked)
             if image.size != (self.width, self.height):
-                # A worker passes this error on as one line, others as a traceback.
+                # From a worker, this error arrives as one line; any other arrives as a traceback.
                 raise UnreadableImage(
                     f"data.augmentation='batch': image {name_of(self.images, sample)!r} has "
                     f"{image.width} x {image.height} pixels, the first {self.width} x "
@@ -300,9 +300,9 @@ class HeldBatches(RawBatches):
     Args:
         images: the training images.
         pixels: (M, 3, H, W), uint8; not copied.
-        targets: targets of all these (M,).
-        rows: row of every sample (N,); all rows by default.
-        served: sample that each of ``rows`` belongs to (N,), if some replace unreadable ones.
+        targets: (M,), of the rows of ``pixels``.
+        rows: (N,), row of ``pixels`` of every sample; all rows by default.
+        served: (N,), index of the sample in each of ``rows``, if some replace unreadable ones.
 
     >>> zeros = np.zeros((5, 3, 8, 8), dtype=np.uint8)
     >>> indices, images, targets = HeldBatches([], zeros, targets=[0, 1, 2, 3, 4]).read([3, 1])
@@ -332,16 +332,16 @@ class HeldBatches(RawBatches):
 
 
 def raw_batches(images: Images, in_memory: bool) -> RawBatches:
-    """Whole images: of torchvision's arrays, from memory, or decoded when asked.
+    """Whole images: from torchvision's arrays, decoded into memory now, or decoded on demand.
 
     Raises:
-        ConfigError: with ``in_memory`` they are too many to hold.
-        UnreadableImage: with ``in_memory`` images have several sizes.
+        ConfigError: ``in_memory`` is set, and the images take too much memory.
+        UnreadableImage: ``in_memory`` is set, and the images have several sizes.
 
     >>> type(raw_batches([(Image.new("RGB", (10, 8)), 3)] * 5, in_memory=True)).__name__
     'HeldBatches'
     """
-    # Images that are already in memory cannot be unreadable.
+    # `Skipping` can be dropped for torchvision's arrays, whose images cannot be unreadable.
     source, rows = unwrapped(images, range(len(images)))
     if isinstance(source, datasets.CIFAR10):
         return HeldBatches(images, source.data.transpose(0, 3, 1, 2), targets_of(source), rows)

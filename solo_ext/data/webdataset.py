@@ -1,7 +1,7 @@
 """Tar files in the layout of WebDataset: ``000123.jpg`` beside ``000123.cls`` or ``000123.json``.
 
-Each tar is gone through once, from header to header. Where its images are is kept in the cache
-folder, so that sample i is one read, and the same image in every epoch and process.
+Each tar is scanned once, from header to header. The offsets of its images are kept in the cache
+folder, so that sample i takes one read, and is the same image in every epoch and process.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from solo_ext.data.shards import (
 
 logger = logging.getLogger(__name__)
 _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff")
-"""Extensions of images, that of a sample's the first which it has."""
+"""Extensions of images; the image of a sample is its file with the first of these."""
 _PLACE = np.dtype([("offset", np.int64), ("size", np.int32)])
 _PLACES, _ABOUT = "places.npy", "about.json"
 _COMPRESSED = re.compile(r".*\.(tar\.(gz|bz2|xz|zst|lz4)|tgz)")
 _RANGE = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
 _LONGEST = 200
-"""Characters of a label."""
+"""Most characters of a label; the rest is cut off."""
 _MOST = 10**6
-"""Tars that a pattern may name."""
+"""Most tars that a pattern may name."""
 _DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
-"""What tarfile raises for a file that is no tar."""
+"""Errors that tarfile raises for a file that is no tar."""
 
 
 @dataclass(frozen=True)
 class Tar(Shard):
-    """A tar whose images have been found; it has no column but these."""
+    """An indexed tar, whose only column is the images."""
 
     places: MappedArray  # offset and size of the images of all tars
-    first: int  # number of its first image
+    first: int  # index of its first image in `places`
 
     def value(self, file: BinaryIO, place: int, column: str) -> bytes:
         try:
@@ -72,7 +72,7 @@ class Tar(Shard):
         except FileNotFoundError:
             gone = f"{self.places.file}: the index of the tars is gone; "
             raise StorageAway(gone + "the next start goes through them again") from None
-        # The header too: another tar may have come in the place of this one.
+        # Read the header too, to notice if another tar has replaced the indexed one.
         file.seek(offset - tarfile.BLOCKSIZE)
         member = file.read(tarfile.BLOCKSIZE + size)
         try:
@@ -85,7 +85,7 @@ class Tar(Shard):
 
 
 class _Part(NamedTuple):
-    """What a tar holds: places (n,) and labels (n,), and what is wrong behind these."""
+    """Index of a tar: places (n,) and labels (n,) of its images, and what is wrong after these."""
 
     places: NDArray[Any]
     labels: NDArray[np.str_]
@@ -98,13 +98,13 @@ def open_webdataset(
 ) -> StreamingImages:
     """Opens ``data.format: webdataset``.
 
-    The path, of dotted key ``key``, is a folder of tars, a tar, or tars as
+    The path, the value of config key ``key``, is a folder of tars, a tar, or a pattern such as
     ``folder/train-{000..146}.tar``; local or on S3 or GCS. If ``whole``, a tar that cannot be read
     to its end is refused; else the rest of it is left out.
 
     Raises:
         ConfigError: there are no tars, they are damaged, compressed, or without images or labels,
-            the storage does not answer, or the limit is too low for them.
+            the storage does not respond, or ``cache_limit`` is too low for them.
 
     >>> open_webdataset("nowhere", "data.train_path", Streaming(), labelled=True, whole=True)
     Traceback (most recent call last):
@@ -116,8 +116,8 @@ def open_webdataset(
     chosen = _digest(f"{settings.image} {settings.label}")
     with _keeping(settings):
         own = prepare(storage, shards, f"{root} {json.dumps(found)}")
-        # Parts do not depend on which other tars there are: one of these may be mended before the
-        # end.
+        # The part of a tar does not depend on the other tars, so it stays valid while a damaged
+        # one among these is repaired.
         index, parts = own / chosen, own.parent / _digest(f"{root} {chosen}")
         index.mkdir(parents=True, exist_ok=True)
         with locked(index / "index.lock"):
@@ -158,7 +158,7 @@ def open_webdataset(
 def _found(
     path: str, key: str, settings: Streaming, whole: bool
 ) -> tuple[Storage, dict[str, tuple[int, int]]]:
-    """Where the tars are, and bytes and time of change of each; -1 of one that is not there."""
+    """The storage, and size and modification time of every tar; -1 if a tar is missing."""
     folder, last = os.path.split(path)
     single = last.endswith(".tar") and not os.path.isdir(os.path.expanduser(path))
     storage = Storage((folder or ".") if single else path, settings)
@@ -180,7 +180,7 @@ def _found(
         raise ConfigError(key, path, "no .tar in it", remedy)
     away = [name for name, (size, _) in found.items() if size < 0]
     if away and (whole or len(away) == len(found)):
-        # Before the others are gone through, which may take hours.
+        # Check this before the tars are scanned, which may take hours.
         problem = f"{away[0]!r} is not there ({len(away)} of {len(found)} tars are not)"
         left_out = "" if len(away) == len(found) else ", or leave it out with data.unreadable=skip"
         raise ConfigError(key, path, problem, remedy + left_out)
@@ -189,11 +189,11 @@ def _found(
 
 @contextmanager
 def _keeping(settings: Streaming) -> Iterator[None]:
-    """Says in the words of a config that the cache folder cannot be written."""
+    """Turns errors of writing the cache folder into a ``ConfigError`` of ``cache_dir``."""
     try:
         yield
     except OSError as error:
-        # An error while a tar is read names no file, or is of too many open ones.
+        # These are errors of reading a tar: they name no file, or are the machine's fault.
         if error.filename is None or error.errno in NOT_THE_IMAGES_FAULT:
             raise
         problem = f"{error.filename!r} cannot be written: {error.strerror}"
@@ -217,7 +217,7 @@ def _digest(text: str) -> str:
 
 
 def _indexed(index: Path, whole: bool) -> dict[str, Any] | None:
-    """What an earlier start has found, if it can be used."""
+    """The index of an earlier start; ``None`` if it cannot be used."""
     try:
         about: dict[str, Any] = json.loads((index / _ABOUT).read_text())
         sizes = {len(np.load(index / n, mmap_mode="r")) for n in (_PLACES, TARGETS)}
@@ -230,14 +230,14 @@ def _indexed(index: Path, whole: bool) -> dict[str, Any] | None:
 def _index(
     storage: Storage, shards: list[Shard], files: list[Path], index: Path, whole: bool
 ) -> dict[str, Any]:
-    """Goes through the tars that no earlier start has gone through, and writes the index.
+    """Scans the tars that no earlier start has scanned, and writes the index.
 
     Raises:
         ValueError: a tar is damaged, and all have to be whole.
     """
     held, wrong, known = list[Any](), list[str](), dict[str, int]()
     places, codes = [np.empty(0, _PLACE)], [np.empty(0, np.int32)]
-    # Of a storage several at once, unless one might make room for another that is being read.
+    # Scan several remote tars at once, unless `cache_limit` could remove one while it is read.
     pool = ThreadPoolExecutor(4 if storage.remote and storage.limit is None else 1)
     console = Console(stderr=True)
     shown = Progress(console=console, transient=True, disable=not console.is_interactive)
@@ -268,7 +268,7 @@ def _index(
     digest.update(at.tobytes() + of.tobytes())
     about = {"shards": held, "count": len(at), "classes": classes, "wrong": wrong}
     about |= {"problem": None if targets else problem, "digest": digest.hexdigest()}
-    # The arrays count from when this is there.
+    # `about.json` says that the arrays are valid: remove it before writing them, and write it last.
     (index / _ABOUT).unlink(missing_ok=True)
     write_array(index / _PLACES, at)
     write_array(index / TARGETS, of)
@@ -277,7 +277,7 @@ def _index(
 
 
 def _part(storage: Storage, shard: Shard, file: Path) -> _Part:
-    """What a tar holds, kept in a file if it is whole."""
+    """The index of a tar, which is kept in ``file`` if the tar is not damaged."""
     unusable = suppress(OSError, ValueError, KeyError, zipfile.BadZipFile)
     with unusable, np.load(file, allow_pickle=False) as kept:
         return _Part(kept["places"], kept["labels"], str(kept["sha256"]))
@@ -313,9 +313,9 @@ def _part(storage: Storage, shard: Shard, file: Path) -> _Part:
 
 
 def _members(file: BinaryIO, end: int) -> Iterator[tuple[Any, str, int, int]]:
-    """Sample, extension, offset and size of the files in a tar, as WebDataset divides their names.
+    """Yields sample, extension, offset and size of files; names are split as WebDataset does.
 
-    Names are compared and never opened. Links, devices and sparse files are passed over.
+    Names are compared and never opened. Links, devices and sparse files are skipped.
 
     Raises:
         ValueError, tarfile.TarError: the tar is damaged.
@@ -323,24 +323,24 @@ def _members(file: BinaryIO, end: int) -> Iterator[tuple[Any, str, int, int]]:
     last = 0
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
-            # It would keep them all.
+            # tarfile would keep every member in memory.
             tar.members = []  # type: ignore[attr-defined]
             folder, _, name = member.name.rpartition("/")
             stem, _, kind = name.partition(".")
             size, start, last = member.size, last, member.offset_data
-            # A size below zero would lead tarfile back, for ever.
+            # A negative size would send tarfile back, in an endless loop.
             if size < 0 or last <= start or last + size > end:
                 raise ValueError("a file in it goes beyond its end")
             if stem and kind and member.isreg() and not member.issparse() and size < 2**31:
                 yield (folder, stem), kind.lower(), last, size
         file.seek(tar.offset)
-        # For tarfile one that is cut short between two files, or damaged there, ends as any other.
+        # tarfile does not notice that a tar is cut off or damaged between two files.
         if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
             raise ValueError(f"at byte {tar.offset} is neither a file nor the end of a tar")
 
 
 def _label(file: BinaryIO, sample: dict[str, tuple[int, int]], name: str | None) -> str:
-    """The label: the file of the extension ``name``, or that key of the JSON; else empty."""
+    """A sample's label: its file with extension ``name``, or that key of its JSON, or empty."""
     kind = (name or "cls").lower()
     read = kind if kind in sample else "json"
     if read not in sample:

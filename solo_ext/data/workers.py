@@ -30,13 +30,13 @@ _SECONDS_TO_END = 1.0
 
 
 class WorkerLoader(DataLoader[Any]):
-    """A ``DataLoader`` that serves the rest of a pass itself after a worker was killed.
+    """A ``DataLoader`` that loads the rest of a pass itself after a worker was killed.
 
     The system kills processes when memory runs out. The batches stay the same but come slower.
-    ``on_lost`` is called with a line that says so; by default it warns.
+    ``on_lost`` is called with a one-line message; by default it logs a warning.
 
     Raises:
-        ProcessLost: while iterating, a worker crashed: this process would crash on the same sample.
+        ProcessLost: while iterating, a worker crashed; its sample would crash this process too.
 
     >>> loader = WorkerLoader(range(5), num_workers=0, start_method=None, batch_size=2)
     >>> [batch.tolist() for batch in loader]
@@ -76,8 +76,8 @@ class WorkerLoader(DataLoader[Any]):
             killed = isinstance(error, RuntimeError | OSError | EOFError)
             lost = _lost_of(batches) if killed else None
             if lost is None:
-                # torch ends the workers when the iterator is collected. If the error refers to it,
-                # their queues are collected first, and it waits five seconds for each worker.
+                # torch ends the workers when their iterator is collected. If the error refers to
+                # the iterator, its queues are collected first, and torch waits 5 s for each worker.
                 self._iterator = None
                 if self.num_workers:
                     batches._shutdown_workers()
@@ -87,7 +87,7 @@ class WorkerLoader(DataLoader[Any]):
                     f"a data worker crashed ({lost.name}); data.num_workers=0 shows what it was at"
                 ) from error
         for worker in batches._workers:
-            # Free their memory; the next pass starts new ones.
+            # Free the memory of these workers; the next pass starts new ones.
             worker.kill()
         self._iterator = None
         self.on_lost(
@@ -102,8 +102,8 @@ class WorkerLoader(DataLoader[Any]):
 def _started(start: Callable[[], Any]) -> Any:
     """Starts workers without torch's handler of SIGCHLD.
 
-    That handler raises an error at any point of a training step. Without it, a lost worker is
-    noticed when its batch is waited for.
+    That handler raises an error at any point of a training step. Without the handler, a lost worker
+    is noticed when its batch is waited for.
     """
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         return start()
@@ -136,7 +136,7 @@ def _context(num_workers: int, start_method: str | None) -> str | None:
         return None
     if threading.current_thread() is threading.main_thread():
         chosen = start_method or multiprocessing.get_start_method(allow_none=True)
-        # The first method is the default; `get_start_method()` would fix it for the program.
+        # The first of all methods is the default; `get_start_method()` would fix it for good.
         start_helpers(chosen or multiprocessing.get_all_start_methods()[0])
     return start_method
 
@@ -171,14 +171,14 @@ def _outlive_signals(worker: int) -> None:
 
 
 def _end_after(parent: BaseProcess) -> None:
-    # torch's watchdog waits for the process that forked the worker. With `forkserver` that is not
-    # the training process, and it lives longer.
+    # torch's watchdog waits for the process that forked the worker. With `forkserver` that is the
+    # fork server, which outlives the training process.
     parent.join()
     os._exit(1)
 
 
 def _kill_workers() -> None:
-    # At exit Python would send SIGTERM, which workers ignore, and wait forever.
+    # At exit, Python would send SIGTERM, which workers ignore, and wait for them forever.
     left = [child for child in multiprocessing.active_children() if child.daemon]
     if left and hasattr(signal, "SIGCHLD"):
         # A loader's handler would raise an error here because its workers were killed.

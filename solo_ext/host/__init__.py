@@ -2,9 +2,9 @@
 
 ``BaseMethod`` and ``BaseMomentumMethod`` have the interface of solo-learn's main branch on both
 generations; accessing either loads the host. `patches` lists what is replaced in an installed
-solo-learn, `backbones` adds timm's models to its table, `dali_loader` and `dali_main` read images
-through its DALI pipelines. `release_1_0_2` implements what the release lacks of main's interface,
-and nothing outside it depends on the release.
+solo-learn, `backbones` adds timm's models to solo-learn's table, `dali_loader` and `dali_main`
+read images through its DALI pipelines. `release_1_0_2` implements what the release lacks of main's
+interface, and nothing outside it depends on the release.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HostInfo:
     """An installed solo-learn.
 
     Attributes:
-        version: what it calls itself; every commit of main says 1.0.6.
+        version: the version that it states; every commit of main states 1.0.6.
         path: folder of the package ``solo``.
         fingerprint: first 12 hex digits of the SHA-256 of its Python files.
 
@@ -76,10 +76,10 @@ class Host:
 
 
 def detect() -> HostInfo:
-    """Finds solo-learn, and tells its generation by the files that it has.
+    """Finds solo-learn, and recognises its generation by its files.
 
     Raises:
-        UserError: it is not installed, or is of neither generation.
+        UserError: solo-learn is not installed, or is of neither generation.
 
     >>> detect().generation in ("main", "1.0.2")
     True
@@ -112,10 +112,10 @@ _loaded: Host | None = None
 
 
 def load() -> Host:
-    """Imports the installed solo-learn once, and applies the patches that change no number.
+    """Imports the installed solo-learn once, and applies the patches that change no results.
 
     Raises:
-        UserError: it is not installed, or cannot be imported.
+        UserError: solo-learn is not installed, or cannot be imported.
 
     >>> "simclr" in load().methods
     True
@@ -148,10 +148,10 @@ def load() -> Host:
 
 @contextlib.contextmanager
 def _timm_registry_kept() -> Iterator[None]:
-    """Restores timm's ConvNeXts and PoolFormers, over which main registers its own."""
+    """Restores timm's ConvNeXts and PoolFormers after main has overwritten them with its own."""
     from timm.models import _registry
 
-    # Names of models and of their weights. Names that main adds anew stay.
+    # These are the registries of models and of weights. New names that main adds stay in them.
     tables: list[Any] = [
         table
         for name, table in vars(_registry).items()

@@ -22,8 +22,8 @@ SMALL_SIDE = 64
 class BackboneTable(dict[str, Callable[..., nn.Module]]):
     """The host's table of backbones, which also contains every timm model.
 
-    solo-learn main asserts membership before it looks up a name; its constructors take the
-    method's name first, then ``backbone.kwargs`` as keyword arguments.
+    solo-learn main asserts membership before it looks up a name; the constructors in the table take
+    the method's name first, then ``backbone.kwargs`` as keyword arguments.
 
     >>> "timm/resnet18" in BackboneTable(), "resnet18" in BackboneTable()
     (True, False)
@@ -67,7 +67,7 @@ def unknown_backbone(name: str, own: Iterable[str]) -> ConfigError:
 
 
 def small_image_kwargs(name: str, kwargs: Mapping[str, Any], image_size: int) -> dict[str, Any]:
-    """Adds arguments for small images to those of a timm model; given ones are kept.
+    """Adds arguments for small images to those of a timm model; existing arguments are kept.
 
     Convolutional models get ``small_stem: true``; models that cut the image into patches get
     ``img_size`` and a patch size of an eighth of it, if they take both.
@@ -161,7 +161,7 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
             load_checkpoint(model, weights, weights_only=True)
     except TypeError as error:
         raise ConfigError("backbone.kwargs", arguments, str(error), f"see timm's {name}") from error
-    # Models whose head has a hidden layer (MobileNetV3, VGG) return that layer.
+    # Models whose head has a hidden layer (MobileNetV3, VGG) return the output of that layer.
     model.num_features = getattr(model, "head_hidden_size", model.num_features)
     if small:
         _small_stem(model, name)

@@ -29,7 +29,7 @@ def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def with_class_loss(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """A step of main's methods with the loss of :func:`class_loss`, for the patch ``no-labels``.
+    """Makes a step of main's methods return :func:`class_loss`, for the patch ``no-labels``.
 
     >>> step = with_class_loss(lambda self, X, targets: {"logits": X, "loss": torch.nan})
     >>> step(None, torch.zeros(3, 2), torch.tensor([0, 1, -1]))["loss"]
@@ -50,7 +50,8 @@ def accuracy_at_k(outputs: Tensor, targets: Tensor, top_k: Sequence[int] = (1, 5
     """Share of rows, in percent, whose target is among the k highest outputs, for every k.
 
     solo-learn always asks for top 5 and fails with fewer classes; here k is at most the number of
-    classes. Scores are (N, C), targets (N,) with -1 never matching, results (1,) as solo-learn's.
+    classes. ``outputs`` is (N, C); ``targets`` (N,), of which -1 never matches; each result is (1,)
+    as in solo-learn.
 
     >>> scores = torch.tensor([[0.1, 0.9, 0.0], [0.8, 0.1, 0.1]])
     >>> accuracy_at_k(scores, torch.tensor([1, 1]), top_k=(1, 5))

@@ -1,4 +1,4 @@
-"""The training loader of ``data.format=dali``: the host's pipelines, in our order."""
+"""The training loader of ``data.format=dali``: solo-learn's pipelines, in our order of samples."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from solo_ext.data.views import TrainingViews
 
 FILES_ONLY = ("custom", "imagenet", "imagenet100")
 _DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
-"""Memory that both hosts reserve for decoding on the GPU, so that none is allocated later."""
+"""Bytes that solo-learn reserves for decoding on the GPU, so that none are allocated later."""
 
 
 def open_reader(
     pipeline: Any, files: Sequence[str], numbers: Sequence[int], device: str, **reader: Any
 ) -> None:
-    """Sets ``reader``, ``decode`` and ``to_int64``, which the graphs of both hosts use.
+    """Sets the operators ``reader``, ``decode`` and ``to_int64`` that the graphs of both hosts use.
 
     The hosts' own readers open every file in the folders, image or not, and number the files
     differently if only a fraction is used. ``reader`` are further arguments of ``readers.File``.
@@ -51,13 +51,13 @@ class DALILoader(StatefulLoader):
     """Batches ``[indices, [crops], targets]`` through the host's own DALI pipeline.
 
     The ordinary loader's seed, epoch and rank decide which images a batch holds; DALI draws the
-    augmentation from (seed, epoch, rank). A pipeline lives for one epoch, so an epoch after an
-    interruption or a resumption is the same as without. Batches that are skipped to reach a place
-    within an epoch are decoded nevertheless.
+    augmentation from (seed, epoch, rank). Every epoch has a new pipeline, so an epoch is the same
+    whether or not the run was interrupted before. To resume within an epoch, its first batches are
+    decoded and dropped.
 
     Raises:
         ConfigError: the batch is larger than the data set, or the data set has no image files.
-        UserError: while iterating, a file that cannot be read.
+        UserError: while iterating, a file cannot be read.
     """
 
     def __init__(self, run: RunConfig, images: Images) -> None:
@@ -82,7 +82,7 @@ class DALILoader(StatefulLoader):
         self.order.start = skipped * self.batch_size
         done = 0
         try:
-            # The first batch is read before the loop starts, so the loop's own start can fail too.
+            # Creating the iterator already reads the first batch, so it can fail like the loop.
             for batch in _pipelines().batches(self, indices):
                 done += 1
                 if done > skipped:
@@ -92,7 +92,7 @@ class DALILoader(StatefulLoader):
             raise unreadable(error, unread, self.batch_size) from error
 
     def read(self, indices: Sequence[int]) -> tuple[list[str], Sequence[int]]:
-        """Files of some samples, and what the pipeline returns of each: its index or its target."""
+        """Files of some samples, and the index or target that the pipeline returns for each."""
         numbers = indices if self.encoded else [self.targets[index] for index in indices]
         return [self.files[index] for index in indices], numbers
 
@@ -130,8 +130,8 @@ def check_dali(run: RunConfig) -> None:
     """Refuses settings that the DALI pipelines of the hosts do not support.
 
     Raises:
-        ConfigError: DALI is not installed, or the config asks for a data set of torchvision's, for
-            equalisation, or to skip unreadable images.
+        ConfigError: DALI is not installed, or the config asks for one of torchvision's data sets,
+            for equalisation, or for skipping unreadable images.
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose

@@ -23,9 +23,9 @@ _crops: Any = importlib.import_module("solo.data.pretrain_dataloader")
 
 
 class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore[misc]
-    """Upstream's graph with our reader: it also runs on CPUs, and with the run's seed.
+    """Upstream's graph with our reader: it also runs on CPUs, and uses the run's seed.
 
-    Arguments are upstream's; ``seed`` counts if ``seed_everything`` was not called.
+    Arguments are upstream's; ``seed`` is used only if ``seed_everything`` was not called.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore
 
 
 class PretrainWrapper(upstream.PretrainWrapper):  # type: ignore[misc]
-    """Makes every epoch full length, also after an interrupted one."""
+    """Gives every epoch its full length, also after an interrupted epoch."""
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(len(self)):

@@ -1,10 +1,10 @@
 """Patches: what is replaced in an installed solo-learn while the plugin is loaded, and why.
 
 A patch names the symptom that it cures, and yields (owner, attribute, value) for what it replaces,
-or nothing if the installed solo-learn does not have the defect. Patches that change no number are
-applied when the host is loaded. Those that change one (``changes_numbers``) are applied for runs
-that ask for them by the key ``patches`` of the config, which their records keep; some do not change
-the weights of an uninterrupted run, and runs of plugins' methods and of ``solo-ext`` get them
+or nothing if the installed solo-learn does not have the defect. Patches that change no results are
+applied when the host is loaded. Those that change any (``changes_numbers``) are applied to runs
+that list them in the config key ``patches``, which is recorded with the run. Some of these do not
+change the weights of an uninterrupted run: runs of plugins' methods and of ``solo-ext`` get them
 without asking, see :func:`repairs_for`.
 """
 
@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 
 Replacement = tuple[Any, str, Any]
 OF_SCRIPTS = ("own-size", "dali")
-"""Patches of parts that only solo-learn's own scripts use."""
+"""Patches to parts that only solo-learn's own scripts use."""
 IN_LAUNCHER = False
-"""Whether ``python -m solo_ext SCRIPT`` runs the program, which allows any number of crops."""
+"""Whether ``python -m solo_ext SCRIPT`` started this; it allows any number of large crops."""
 PLUGIN_METHODS: dict[int, Any] = {}
-"""Methods that were registered here, by ``id``, since not all can be hashed.
+"""Methods that were registered with this plugin, by ``id``, since not all can be hashed.
 
-All others in the host's table, a fork's too, are its own.
+All other methods in the host's table, also those of a fork, are built-in methods.
 """
 _ABSENT = object()
 
@@ -57,9 +57,9 @@ class Patch:
     Attributes:
         name: its name in the key ``patches``.
         symptom: what a user sees without the patch.
-        changes_numbers: whether a run must ask for it.
+        changes_numbers: whether it changes numerical results, so that a run must ask for it.
         replacements: yields (owner, attribute, value).
-        fix: the fix of solo-learn itself, in ``upstream/fixes``, with which nothing is replaced.
+        fix: name of the fix in ``upstream/fixes``; a solo-learn with that fix needs no patch.
         undo: the original values while the patch is applied; ``_ABSENT`` for a new attribute.
         error: why it could not be applied to this host; empty if it could.
 
@@ -116,7 +116,7 @@ def _patch(
 
 
 def apply_all() -> None:
-    """Applies every patch that changes no number; solo must be imported already.
+    """Applies every patch that changes no results; ``solo`` must be imported already.
 
     >>> loaded = host.load()
     >>> apply_all()
@@ -129,10 +129,10 @@ def apply_all() -> None:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuses names that are not of patches that change numbers.
+    """Refuses names other than those of patches with ``changes_numbers``.
 
     Raises:
-        ConfigError: with the first such name.
+        ConfigError: there is such a name; it reports the first.
 
     >>> check_names(["own-sise"])
     Traceback (most recent call last):
@@ -148,11 +148,11 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[str]:
-    """Applies the patches of a run that change numbers, and removes all others of that kind.
+    """Applies a run's patches with ``changes_numbers``, and removes all others of this kind.
 
     Args:
         given: the config's ``patches``.
-        repairs: from :func:`repairs_for`; those that do not fit this host are left out.
+        repairs: from :func:`repairs_for`; patches that do not fit this host are left out.
 
     Returns:
         The names of all patches applied, for the run's records and :func:`announce`.
@@ -183,7 +183,7 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
 
 
 def repairs_for(method: str, data_format: str | None = None) -> list[str]:
-    """Patches that runs of plugins' methods and of ``solo-ext`` get without asking.
+    """Patches with ``changes_numbers`` that plugins' methods and ``solo-ext`` get without asking.
 
     They change NaN in logs, what happens after an interruption, and DALI's order and seed, but no
     other number.
@@ -196,7 +196,7 @@ def repairs_for(method: str, data_format: str | None = None) -> list[str]:
     momentum = _base().BaseMomentumMethod
     wanted = {
         "no-labels": True,
-        # A method that has momentum networks by its settings is no class, but has this attribute.
+        # A method whose settings decide on momentum networks is no class, but has this attribute.
         "momentum-resume": hasattr(target, "uses_momentum")
         or (isinstance(target, type) and issubclass(target, momentum)),
         "dino-epoch": method == "dino",
@@ -207,7 +207,7 @@ def repairs_for(method: str, data_format: str | None = None) -> list[str]:
 
 
 def announce(applied: Collection[str]) -> None:
-    """Logs in one line which patches that change numbers a run has, if any.
+    """Logs in one line which patches with ``changes_numbers`` a run has, if any.
 
     >>> announce([])
     """
@@ -224,16 +224,16 @@ def _base() -> Any:
 
 
 def _own_base() -> bool:
-    """Whether the base classes are the host's own; on 1.0.2 they are replaced by ours."""
+    """Whether the base classes are solo-learn's own; those of 1.0.2 are replaced by ours."""
     return not _base().BaseMethod.__module__.startswith("solo_ext.")
 
 
-# Runs of solo-learn's own scripts.
+# Patches to runs of solo-learn's own scripts.
 
 
 @_patch("messages", "Hydra's `job_logging: disabled`, as in solo-learn's configs, silences loggers")
 def _messages() -> Iterator[Replacement]:
-    # Of all that reads the composed config, solo-learn's scripts call this function first.
+    # This is the first function that solo-learn's scripts call with the composed config.
     owner = import_module("solo.utils.checkpointer").Checkpointer
     original = getattr(owner, "add_and_assert_specific_cfg", None)
     if original is None:
@@ -243,7 +243,7 @@ def _messages() -> Iterator[Replacement]:
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
         show_messages()
         if cfg.get("precision") == "auto":
-            # Only `solo-ext pretrain` chooses one.
+            # Only `solo-ext pretrain` chooses a precision for `auto`.
             cfg.precision = "32-true"
         try:
             announce(applied := _select_for_script(cfg))
@@ -287,7 +287,7 @@ def _auto_resume() -> Iterator[Replacement]:
     if "cfg" not in original.__code__.co_varnames:
         return
     if "method_kwargs" in owner.SHOULD_MATCH:
-        # Only the plugin knows this key.
+        # Add `patches`, a key that only the plugin knows.
         yield owner, "SHOULD_MATCH", [*owner.SHOULD_MATCH, "patches"]
         return
 
@@ -332,7 +332,7 @@ def _method_kwargs() -> Iterator[Replacement]:
     yield base, "add_and_assert_specific_cfg", staticmethod(checked)
 
 
-# Networks, metrics and optimisers.
+# Patches to networks, metrics and optimisers.
 
 
 @_patch("backbones", "timm models cannot be named as backbones")
@@ -371,7 +371,7 @@ def _online_knn() -> Iterator[Replacement]:
     classes, features = torch.arange(2), torch.eye(2)
     try:
         knn = own(k=1)
-        # A class that no validation image has is another reason why it fails.
+        # Leave class 0 out of the validation images: that is another reason why it fails.
         knn.update(features, classes, features[1:], classes[1:])
         knn.compute()
     except (ValueError, RuntimeError):
@@ -489,7 +489,7 @@ def lars_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     return loss
 
 
-# Momentum networks.
+# Patches to momentum networks.
 
 
 @_patch(
@@ -543,11 +543,11 @@ def _momentum_update() -> Iterator[Replacement]:
     yield updater, "update", update
 
 
-# What single methods keep between batches.
+# Patches to the state that single methods keep between batches.
 
 
 def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
-    """Restores buffers that a method creates when training starts, after loading a checkpoint."""
+    """Lets checkpoints restore buffers that a method creates only when training starts."""
     if "on_load_checkpoint" in vars(method):
         return
     original = method.on_train_start
@@ -620,7 +620,7 @@ def _all4one_encoding() -> Iterator[Replacement]:
         return
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
-        # The buffer's size is that of the last batch, and the next batch creates it anew.
+        # This buffer has the size of the last batch, and the next batch creates it anew.
         checkpoint["state_dict"].pop("pos_enc.penc.penc.cached_penc", None)
 
     yield all4one, "on_load_checkpoint", on_load_checkpoint
@@ -640,7 +640,7 @@ def _deepcluster_first_epoch() -> Iterator[Replacement]:
 
     @functools.wraps(original)
     def zero_without_targets(outputs: Any, assignments: Any, temperature: float = 0.1) -> Any:
-        # Before the first clustering nothing is assigned, and the mean over no targets is NaN.
+        # Before the first clustering no image is assigned, and a mean over no targets is NaN.
         loss = original(outputs, assignments, temperature)
         return torch.where((assignments >= 0).any(), loss, outputs.sum() * 0.0)
 
@@ -663,7 +663,7 @@ def _kmeans_device() -> Iterator[Replacement]:
 
     @functools.wraps(original)
     def cluster_memory(self: Any, index: torch.Tensor, embeddings: torch.Tensor) -> Any:
-        # With several processes the host takes all of it to the CPU, with one it mixes devices.
+        # With several processes the host moves everything to the CPU; with one it mixes devices.
         alone = not (dist.is_available() and dist.is_initialized())
         with embeddings.device if alone and not embeddings.is_cpu else contextlib.nullcontext():
             assignments, centroids = original(self, index, embeddings)
@@ -690,7 +690,7 @@ def _dino_epoch() -> Iterator[Replacement]:
     yield dino, "on_train_start", on_train_start
 
 
-# Images.
+# Patches to the reading of images.
 
 
 @_patch(
@@ -731,14 +731,14 @@ def dataset_with_index(dataset_class: type[Dataset[Any]]) -> type[Dataset[Any]]:
 
 def _rebuild(dataset_class: bytes) -> Any:
     if host.detect().generation == "1.0.2":
-        # A new process cannot import the release's classes before this.
+        # In a new process, the release's classes can be imported only after this.
         host.load()
     indexed = dataset_with_index(pickle.loads(dataset_class))
     return indexed.__new__(indexed)
 
 
 class OwnSizeCrop:
-    """Upstream's random or central crop of 224 pixels; of a shorter side, if an image has one.
+    """Upstream's random or central crop of 224 pixels, or of the shorter side of smaller images.
 
     >>> OwnSizeCrop(train=False)(Image.new("RGB", (32, 40))).size
     (32, 32)
@@ -808,7 +808,7 @@ def _dali() -> Iterator[Replacement]:
         return cfg
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
-        # Without images the script sets `lambda: None`, and Lightning takes no loader of None.
+        # Without validation images the script sets `lambda: None`, which Lightning refuses.
         if name != "val_dataloader" or value() is not None:
             object.__setattr__(self, name, value)
 

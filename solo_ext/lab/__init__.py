@@ -1,4 +1,4 @@
-"""Training, evaluation and benchmarks of the methods; nothing of the plugin imports this package.
+"""Training, evaluation and benchmarks of the methods; no package of the plugin imports this one.
 
 ``training`` (the run of ``solo-ext pretrain``), ``evaluation`` (protocols on a trained run),
 ``experiments`` (grids of methods, data and seeds, and their reports), ``cli`` (``solo-ext``).

@@ -1,7 +1,7 @@
-"""Reports: sections of paragraphs, tables and figures become one HTML file, or Markdown.
+"""Renders reports (sections of paragraphs, tables and figures) as one HTML file or as Markdown.
 
-The HTML loads nothing else and runs no script. Its template is ``page.html.jinja`` beside this
-file; jinja2 escapes every text.
+The HTML file loads no other file and runs no script. Its template is ``page.html.jinja`` beside
+this file; jinja2 escapes every text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matplotlib.figure import Figure as Drawing
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Plain text; ``soft`` marks a remark, ``wrong`` an error.
+    """Plain text; the style ``soft`` marks a remark, ``wrong`` an error.
 
     >>> "not yet" in render_page("Results", [Section("kNN", [Paragraph("not yet", "soft")])])
     True
@@ -45,10 +45,10 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of plain text; the first of each row names the row.
+    """A table of plain texts; the first cell of each row names the row.
 
-    ``head`` is empty for a table of names and values; ``numeric`` columns are aligned to the right;
-    ``bold`` are (row, column) of the best cells.
+    ``head`` is empty for a table of names and values. The columns in ``numeric`` are right-aligned;
+    ``bold`` holds the (row, column) of the best cells.
 
     >>> table = Table(["method", "top-1"], [["pcl", "87.5"]], numeric=frozenset({1}))
     >>> "87.5</td>" in render_page("Results", [Section("", [table])])
@@ -63,7 +63,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """The bytes of a PNG; without them only a caption, which is also read out for the picture.
+    """A PNG and its caption, which is also its alternative text; without a PNG only the caption.
 
     >>> Figure("kNN top-1 by epoch", png_of(Drawing(figsize=(2, 1)))).png[1:4]
     b'PNG'
@@ -89,7 +89,7 @@ Block = Paragraph | Bullets | Table | Figures
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, if there is a title, and the blocks below it; level 2 is linked at the top.
+    """A heading (none without a title) and its blocks; the top of a page links level 2.
 
     >>> Section("Results", [Paragraph("top-1: 87.5")]).level
     2
@@ -113,7 +113,7 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
 
 
 def render_markdown(title: str, sections: Sequence[Section]) -> str:
-    """The report as Markdown of GitHub's flavour, without its figures.
+    """The report as GitHub-flavoured Markdown, without its figures.
 
     >>> render_markdown("Digits", [Section("kNN", [Bullets(["a", "b"])])])
     '# Digits\\n\\n## kNN\\n\\n- a\\n- b\\n'
@@ -134,7 +134,7 @@ def _markdown(block: Block) -> str:
             return "\n".join(f"- {_as_paragraph(item)}" for item in items)
         case Table():
             return markdown_table(block)
-    # Figures are in the page alone.
+    # Only the HTML page has figures.
     return ""
 
 
@@ -165,12 +165,12 @@ def escaped(text: str) -> str:
 
 
 def _as_paragraph(text: str) -> str:
-    """Escapes a beginning that would turn the text into a list or a heading."""
+    """Escapes the text, and a beginning that Markdown would read as a list or a heading."""
     return re.sub(r"^(\d*)([-+#.)])", r"\1\\\2", escaped(text))
 
 
 def plain_text() -> AbstractContextManager[None]:
-    """Context for drawing: a dollar in the name of a class or a file is not mathematics.
+    """Context manager: matplotlib draws a dollar sign in a name as it is, not as mathematics.
 
     >>> with plain_text():
     ...     mpl.rcParams["text.parse_math"]

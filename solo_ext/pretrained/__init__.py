@@ -1,7 +1,7 @@
-"""Trained networks from files: as teachers, as backbones to evaluate, and written as exports.
+"""Trained networks in files: read as teachers or backbones to evaluate, and written as exports.
 
-Read ``files`` first (which files are read, without running code in them), then ``loaded``, what a
-teacher is once loaded, and ``teachers``, which loads the one of a config: official files itself,
-``libraries`` the models of timm and torchvision, ``runs`` the runs of solo-learn and of this
-plugin. ``export`` writes the backbone of a run for use elsewhere and ``exported`` reads it back.
+Read ``files`` first, which reads checkpoints without running code in them, then ``loaded``, the
+parts of a loaded teacher, and ``teachers``, which loads the teacher of a config: official files
+itself, models of timm and torchvision by ``libraries``, and runs of solo-learn and of this plugin
+by ``runs``. ``export`` writes the backbone of a run for use elsewhere; ``exported`` reads it back.
 """

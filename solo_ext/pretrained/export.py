@@ -40,7 +40,7 @@ DEFAULT_NAMES: dict[Format, str] = {
 }
 """Name of an export within the run directory, by format."""
 TOLERANCE = 1e-6
-"""Largest difference of features, as a share of the largest feature or of 1."""
+"""Largest difference of features, relative to the largest feature or to 1 if that is smaller."""
 _SIZES = ("tiny", "small", "base", "large")
 _TWINS = {
     "resnet18": "resnet18",
@@ -55,13 +55,13 @@ _RENAMED = {"groups": "cardinality", "width_per_group": "base_width"}
 _ONLY_OURS = ("small_stem", "zero_init_residual")
 """Arguments that timm does not have; comparing features shows whether they matter."""
 _SOLO_HEADS = 12
-"""Attention heads of solo-learn's MoCo v3 and MAE transformers up to base; no shape shows them."""
+"""Attention heads of solo-learn's MoCo v3 and MAE transformers up to base; no shape tells it."""
 _DETECTORS_RESNETS = (
     *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     *("wide_resnet50_2", "wide_resnet101_2"),
     *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
 )
-"""Names of torchvision; detectron2 and mmdetection have the same networks."""
+"""torchvision's names of networks that detectron2 and mmdetection have too."""
 _NEXT = {f"layer{stage}": f"res{stage + 1}" for stage in range(1, 5)}
 
 
@@ -72,8 +72,8 @@ class Export:
     Attributes:
         out: the folder for timm, or the file.
         metadata: the export's description of itself.
-        difference: largest difference of the features after loading it back, as
-            :data:`TOLERANCE` counts it.
+        difference: largest difference of the features after loading it back, relative as in
+            :data:`TOLERANCE`.
         architecture: torchvision's name of the network, if it was exported under one.
 
     >>> about = Metadata.model_construct(features_dim=512)
@@ -88,7 +88,7 @@ class Export:
 
     @property
     def load(self) -> str:
-        """Python code that loads it, or settings that make a library load it."""
+        """Python code that loads the export, or settings that make a library load it."""
         if self.out.is_dir():
             return f'timm.create_model("local-dir:{self.out}", pretrained=True)'
         if self.out.suffix == ".pth":
@@ -105,19 +105,19 @@ class Export:
 def export(path: Path, form: Format, out: Path | None = None) -> Export:
     """Writes the backbone of a run, and checks that it gives the same features when read back.
 
-    Features of random images must equal those of the run to 1e-6, or nothing is written; those of
-    torchvision's ResNet with these weights in the formats for detection.
+    Unless features of random images equal those of the run to 1e-6, nothing is written. For the
+    detection formats, the features compared are those of torchvision's ResNet with these weights.
 
     Args:
-        path: as :func:`~solo_ext.pretrained.runs.load_pretrained` takes it.
+        path: of the run, as in :func:`~solo_ext.pretrained.runs.load_pretrained`.
         form: ``timm``, a folder for plain timm; ``safetensors``, one file, which
-            :func:`~solo_ext.pretrained.exported.load_exported` reads, as that folder;
+            :func:`~solo_ext.pretrained.exported.load_exported` reads, as it does that folder;
             ``torchvision``, weights for torchvision's detection models and for mmdetection;
             ``detectron2``, weights for detectron2.
         out: the folder or the file, which must not exist; ``None``: in the run directory.
 
     Raises:
-        UserError: no run, a backbone that the format cannot hold, or a path that is taken.
+        UserError: there is no run, the format cannot hold the backbone, or ``out`` is taken.
 
     >>> export(Path("nowhere"), "timm")
     Traceback (most recent call last):
@@ -195,7 +195,7 @@ def _metadata(run: Pretrained) -> Metadata:
 
 
 def _comparison(backbone: nn.Module, size: int) -> Callable[[nn.Module], float]:
-    """A function that gives the largest difference of a copy's features, as a share of these."""
+    """Makes a function that gives a copy's difference of features, as in :data:`TOLERANCE`."""
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
 
     def features_of(network: nn.Module) -> Tensor:
@@ -226,7 +226,7 @@ def _write_for_timm(
     metadata: Metadata,
     difference_of: Callable[[nn.Module], float],
 ) -> tuple[Metadata, float]:
-    """Writes the first of timm's candidates that is the same network."""
+    """Writes an export for the first of timm's candidates that has the same features."""
     name, kwargs = metadata.backbone.name, metadata.backbone.kwargs
     reason = "it has no model of that kind"
     folder.mkdir()
@@ -319,7 +319,7 @@ def detectron2_settings(architecture: str, mean: Sequence[float], std: Sequence[
         "WIDTH_PER_GROUP": model.base_width,
     }
     if not bottleneck:
-        # detectron2's default is the 256 of the other ResNets.
+        # detectron2's default is 256, which is right for the bottleneck ResNets only.
         settings["RES2_OUT_CHANNELS"] = 64
     listed = " ".join(f"MODEL.RESNETS.{name} {value}" for name, value in settings.items())
     return (
@@ -346,7 +346,7 @@ def _detectron2_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         stage, dot, rest = name.partition(".")
         place = f"{_NEXT[stage]}{dot}{rest}" if stage in _NEXT else f"stem.{name}"
         place = place.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
-        # detectron2 counts no batches.
+        # detectron2's batch norm does not count batches.
         if not name.endswith("num_batches_tracked"):
             renamed[re.sub(r"\bbn(\d)\b", r"conv\1.norm", place)] = value
     return renamed
@@ -370,7 +370,7 @@ def _timm_config(model: str, metadata: Metadata) -> dict[str, Any]:
             "classifier": cfg.classifier,
             "input_size": [3, size, size],
             "interpolation": "bicubic",
-            # In evaluation the shorter side is scaled to 8/7 of the crop.
+            # Evaluation scales the shorter side to 8/7 of the crop.
             "crop_pct": 0.875,
             "crop_mode": "center",
             "mean": metadata.mean,
@@ -387,7 +387,7 @@ def _write_weights(file: Path, backbone: nn.Module, metadata: Metadata) -> None:
 
 @contextlib.contextmanager
 def _placed(target: Path) -> Iterator[Path]:
-    """A path to write to, which becomes ``target`` if the block succeeds."""
+    """Yields a temporary path, which becomes ``target`` if the block succeeds."""
     scratch = target.parent / f".{target.name}.saving"
     _remove(scratch)
     try:

@@ -28,7 +28,7 @@ FETCHING = (
     *("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"),
     "weights",
 )
-"""Arguments that read other files or the network; the export already contains the weights."""
+"""Arguments that read other files or the internet; the export already contains the weights."""
 
 
 class Metadata(Section):
@@ -70,7 +70,7 @@ class Metadata(Section):
 class Exported:
     """A backbone on the CPU, in eval mode: images (N, 3, S, S) to features (N, D).
 
-    D is the ``features_dim`` of its metadata, S their ``input_size``.
+    D is ``features_dim`` of the metadata, S is ``input_size``.
 
     >>> from PIL import Image
     >>> about = Metadata.model_construct(input_size=32, mean=[0.5] * 3, std=[0.5] * 3)
@@ -82,7 +82,7 @@ class Exported:
     metadata: Metadata
 
     def transform(self) -> Transform:
-        """Transform of evaluation, from a PIL image to the backbone's input (3, S, S)."""
+        """The evaluation transform, from a PIL image to the backbone's input (3, S, S)."""
         about = self.metadata
         return eval_transform(about.input_size, about.mean, about.std)
 
@@ -94,7 +94,7 @@ def load_exported(path: str | Path) -> Exported:
     need solo-learn.
 
     Raises:
-        UserError: no export, a damaged or changed one, or one that cannot be rebuilt here.
+        UserError: the file is no export, is damaged or changed, or cannot be rebuilt here.
 
     >>> load_exported("nothing.safetensors")
     Traceback (most recent call last):

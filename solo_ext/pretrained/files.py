@@ -27,7 +27,7 @@ def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any
     Besides tensors and plain containers it may hold objects of the ``allowed`` classes.
 
     Raises:
-        UserError: it cannot be read, or holds no mapping.
+        UserError: the file cannot be read, or holds no mapping.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "file.pth"
@@ -55,10 +55,10 @@ def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any
 def check_archive(path: Path) -> None:
     """Refuses an archive that unpacks to more than its size; ``torch.save`` compresses nothing.
 
-    A file that is no archive passes; whoever reads it will raise the error.
+    A file that is no archive passes; reading it will raise the error.
 
     Raises:
-        UserError: it is no regular file, or its entries are compressed or overlap.
+        UserError: the file is not a regular file, or its entries are compressed or overlap.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "file.pth"
@@ -138,14 +138,14 @@ def holds_values(value: object) -> bool:
 
 
 def unwrap(state: Mapping[str, Any], wrapper: str, source: str) -> tuple[str, dict[str, Tensor]]:
-    """Extracts the weights of a checkpoint: those in the entry ``wrapper``, if it has that entry.
+    """Extracts the weights of a checkpoint, from its entry ``wrapper`` if it has that entry.
 
     Returns:
-        The prefix that DistributedDataParallel put before all keys, which is removed, or none; and
-        the weights.
+        The prefix that DistributedDataParallel put before all keys (empty if there is none), and
+        the weights without it.
 
     Raises:
-        UserError: there are no weights, or something else is among them.
+        UserError: there are no weights, or other values are among them.
 
     >>> unwrap({"epoch": 3, "state_dict": {"module.fc.bias": torch.ones(1)}}, "state_dict", "")
     ('module.', {'fc.bias': tensor([1.])})
@@ -161,7 +161,7 @@ def unwrap(state: Mapping[str, Any], wrapper: str, source: str) -> tuple[str, di
 
 
 def refuse_keys(keys: Collection[Any], source: str, remedy: str) -> None:
-    """Raises a ``UserError`` if there are ``keys``, which belong to no part of a file's layout.
+    """Raises a ``UserError`` if any ``keys`` are left that belong to no part of a file's layout.
 
     >>> refuse_keys(["fc.bias"], "the file", "drop it")
     Traceback (most recent call last):
@@ -175,7 +175,7 @@ def refuse_keys(keys: Collection[Any], source: str, remedy: str) -> None:
 def misfits(network: nn.Module, weights: Mapping[str, Tensor], prefix: str = "") -> str:
     """Why weights do not exactly fit a network: the first keys of each fault; empty if they fit.
 
-    ``prefix`` is that of the keys in their file.
+    ``prefix`` is the prefix of these keys in their file.
 
     >>> misfits(nn.Linear(3, 2), {"weight": torch.ones(2, 4)}, "head.")
     'missing: head.bias; of another shape: head.weight'
@@ -203,7 +203,7 @@ def check_fit(
 ) -> None:
     """Raises a ``UserError`` with the faults that :func:`misfits` finds.
 
-    ``source`` is kind and name of the file, ``target`` of the network.
+    ``source`` is the kind and name of the file, ``target`` that of the network.
 
     >>> check_fit(nn.Linear(3, 2), {}, "the file", "the layer", "is it another?")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Networks of timm and torchvision without classifier: new, from a local file, or downloaded."""
+"""Networks of timm and torchvision without classifiers: new, from a local file, or downloaded."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from solo_ext.pretrained.loaded import KEY, LoadedTeacher, TeacherSource, assemb
 _WIDE = re.compile(r"(resnet(?:50|101|152))w([2-5])")
 _BLOCKS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3], "resnet152": [3, 8, 36, 3]}
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
-"""Entries of a training checkpoint with the weights; like the libraries, averaged ones first."""
+"""Entries of a training checkpoint that hold weights; averages first, as in the libraries."""
 
 
 def load_timm(source: TeacherSource) -> LoadedTeacher:
-    """Any timm model without its classifier; mean, deviation and size are from its own config.
+    """Loads a timm model without its classifier; mean, deviation and size are its own config's.
 
     ``path`` is a file of weights in timm's format (safetensors or ``torch.save``); without it timm
     downloads those of the tag, or of its default tag.
@@ -85,7 +85,7 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
 
 
 def load_torchvision(source: TeacherSource) -> LoadedTeacher:
-    """Any torchvision model without its last linear layer.
+    """Loads a torchvision model without its last linear layer.
 
     ``path`` is a file of weights in torchvision's format; without it torchvision downloads those of
     the tag after the colon, or of its default tag. Mean, deviation and size are the tag's; a local
@@ -142,7 +142,7 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
 
 
 def _fetched(source: TeacherSource, fetch: Callable[[], Any], what: str) -> Any:
-    """A network with its library's weights, from its cache or the network."""
+    """A network with its library's weights, from the library's cache or the internet."""
     try:
         with _building(str(source.model), source.model_kwargs):
             return fetch()
@@ -197,7 +197,7 @@ class _WideResNet(ResNet):  # type: ignore[misc]
 
 
 def build_architecture(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
-    """Builds a network without its classifier; keeps the global random state.
+    """Builds a network without its classifier; the global random state stays the same.
 
     Args:
         name: torchvision's, optionally followed by ``w2`` to ``w5`` for SwAV's wide ResNets; or
@@ -224,7 +224,7 @@ def build_architecture(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
 
 @contextlib.contextmanager
 def _building(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Keeps the global random state, and reports the arguments that a constructor refuses."""
+    """Restores the global random state, and reports arguments that a constructor refuses."""
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -258,7 +258,7 @@ def _without_classifier(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def image_side(kwargs: Mapping[str, Any], default: int = 224) -> int:
-    """Side in pixels of the images that a model takes: from its arguments, else ``default``.
+    """Side of a model's images in pixels: from the arguments of the model, else ``default``.
 
     >>> image_side({"img_size": [96, 96]}), image_side({})
     (96, 224)

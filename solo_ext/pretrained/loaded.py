@@ -1,4 +1,4 @@
-"""What a teacher is once loaded and tested: a backbone, its head and its prototypes."""
+"""A loaded and tested teacher: a backbone, its head and its prototypes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _PROTOTYPES = (
 
 
 class TeacherSource(Protocol):
-    """Where a teacher comes from: the part of ``TeacherKwargs`` of the methods that is read here.
+    """Where a teacher comes from: the part of the methods' ``TeacherKwargs`` that is read here.
 
     For official files ``model: None`` is the published architecture; otherwise a torchvision name,
-    optionally followed by ``w2`` to ``w5`` for SwAV's wide ones, or a timm name.
+    optionally followed by ``w2`` to ``w5`` for SwAV's wide ResNets, or a timm name.
 
     >>> from solo_ext.methods.distillation import TeacherKwargs
     >>> TeacherKwargs(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
@@ -55,12 +55,12 @@ class LoadedTeacher:
         backbone: (N, 3, H, W) -> (N, features_dim).
         head: (N, features_dim) -> (N, embed_dim), not L2-normalised; ``None`` if there is none.
         prototypes: (K, embed_dim) unit rows in fp32; ``None`` if there are none.
-        features_dim: of the backbone's output.
-        embed_dim: of the head's output, ``features_dim`` without a head.
-        mean: per channel, of the images that it was trained with, as ``std``.
+        features_dim: width of the backbone's output.
+        embed_dim: width of the head's output, ``features_dim`` without a head.
+        mean: per channel, of the images that the teacher was trained with; likewise ``std``.
         input_size: side of the images in pixels.
         digest: first 16 hex digits of the file's SHA-256; of the weights' if there is no file.
-        description: one line.
+        description: one-line summary.
 
     >>> network = nn.Sequential(nn.Flatten(), nn.LazyLinear(16))
     >>> rest = {"name": "mine", "digest": "", "mean": [0.5] * 3, "std": [0.25] * 3}
@@ -101,11 +101,11 @@ def assemble(
     Args:
         backbone: with its weights.
         name: what the teacher is and where it comes from, for description and messages.
-        digest: as in :class:`LoadedTeacher`, with ``mean``, ``std`` and ``input_size``.
+        digest: as in :class:`LoadedTeacher`; likewise ``mean``, ``std`` and ``input_size``.
         head: weights of the head by key, which begins with ``head_prefix`` in the file.
-        activation: of the head.
-        prototypes: (K, D) of any length above 0; their key in the file is ``prototypes_key``.
-        notes: added to the description.
+        activation: of the head's hidden layers.
+        prototypes: (K, D), rows of any length above 0; their key in the file is ``prototypes_key``.
+        notes: remarks to add to the description.
 
     Raises:
         UserError: the parts do not fit together, or the output is not finite vectors.
@@ -116,7 +116,7 @@ def assemble(
     >>> assemble(network, **rest, input_size=8, head=head).description
     'mine: 16 features, head 4, no prototypes'
     """
-    # A separate generator: loading a teacher must not change a student's draws.
+    # Use a separate generator: loading a teacher must not change a student's draws.
     image = torch.randn(1, 3, input_size, input_size, generator=torch.Generator().manual_seed(0))
     backbone.eval()
     feats = _vectors(backbone, image, f"the backbone of {name}")
@@ -180,10 +180,10 @@ def prototype_rows(
 ) -> tuple[Tensor | None, str]:
     """The prototypes of a last layer, plain or with weight norm, and their key in the file.
 
-    With weight norm only the direction is returned: the rows have unit length anyway.
+    With weight norm only the direction is returned: :func:`assemble` normalises rows anyway.
 
     Raises:
-        UserError: unexpected weights.
+        UserError: there are unexpected weights.
 
     >>> prototype_rows({"weight": Tensor([[1.0, 0.0]])}, "prototypes.", "the file")
     (tensor([[1., 0.]]), 'prototypes.weight')
@@ -203,8 +203,8 @@ def load_head(
 
     Args:
         weights: of an ``nn.Sequential`` by key, such as ``0.weight``, or of one linear layer. A
-            place without weights between two layers is an activation.
-        in_dim: D of the features that it takes.
+            missing number between two layers is an activation.
+        in_dim: D of the features that the head takes.
         activation: of the hidden layers; weights do not show it.
         prefix: prefix of the keys in their file, for messages.
 
@@ -212,8 +212,8 @@ def load_head(
         (N, in_dim) -> (N, embed_dim), not L2-normalised.
 
     Raises:
-        ValueError: names the first keys that do not belong to such a head, or whose shapes
-            contradict the others.
+        ValueError: keys do not belong to such a head, or their shapes contradict each other; the
+            message names the first.
 
     >>> head = load_head({"0.weight": torch.ones(6, 12), "2.weight": torch.ones(4, 6)}, 12, "relu")
     >>> head
@@ -242,7 +242,7 @@ def load_head(
 
 
 def _layers(weights: Mapping[str, Tensor], width: int, activation: Activation) -> nn.Sequential:
-    """Layers up to the first two places without weights; the weights need not fit."""
+    """Layers up to the first two missing numbers in a row; shapes are not checked."""
     last = max(int(key.partition(".")[0]) for key in weights)
     kind = _ACTIVATIONS[activation]
     parts: list[nn.Module] = []

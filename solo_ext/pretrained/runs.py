@@ -1,4 +1,4 @@
-"""Runs of either host: their config and weights, their backbone, or the run as a teacher."""
+"""Loads runs of either generation of solo-learn: as a backbone with its config, or as a teacher."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ RELU = (
     *("mochi", "mocov2plus", "mocov3", "nnbyol", "nnclr", "nnclr_symmetric", "nnsiam", "pcl"),
     *("protocpc", "ressl", "simclr", "simsiam", "supcon", "swav", "vicreg", "wmse"),
 )
-"""Methods by the activation of their projector, which its weights do not show."""
+"""Methods by the activation of their projector, which the weights do not show."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A backbone and the run that it is from.
+    """A backbone, and the run that trained it.
 
     Attributes:
         backbone: on the CPU, loaded without missing or unexpected keys.
         features_dim: D of its features.
-        cfg: the run's config, as far as it is read here.
-        checkpoint: the file.
-        epoch: epochs trained.
+        cfg: the keys of the run's config that are read here.
+        checkpoint: file of the weights.
+        epoch: number of epochs trained.
         digest: first 16 hex digits of the file's SHA-256.
         weights: the state dict of the method.
 
@@ -79,11 +79,11 @@ def load_pretrained(path: Path, networks: Literal["online", "momentum"] = "onlin
     Args:
         path: a run directory of ``solo-ext pretrain``, a checkpoint folder of solo-learn (main or
             1.0.2), or a ``.ckpt`` file in one of these.
-        networks: which backbone.
+        networks: which of the run's backbones.
 
     Raises:
-        UserError: there is no checkpoint or no ``args.json``, or they are damaged or do not fit
-            together; or solo-learn is missing.
+        UserError: the checkpoint, ``args.json`` or solo-learn is missing, or the files are damaged
+            or do not fit together.
 
     >>> load_pretrained(Path("nowhere"))
     Traceback (most recent call last):
@@ -116,7 +116,7 @@ def _read(path: Path) -> tuple[Path, CommonConfig, dict[str, Any], str]:
             cfg, state = _config_of(checkpoint), _state_of(checkpoint)
             return checkpoint, cfg, state, file_digest(checkpoint)
         except (UserError, FileNotFoundError):
-            # A run that is training replaces its checkpoint by the next one.
+            # Try again: a run that is training may have just replaced its checkpoint by a new one.
             if checkpoint == path or os.path.lexists(checkpoint):
                 raise
 
@@ -126,8 +126,8 @@ def _checkpoint_in(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise UserError(f"{str(path)!r}: no such run directory or checkpoint")
-    # Upstream may keep older checkpoints: take that of the last epoch. Times of files do not tell
-    # it, because a copied folder has new ones.
+    # Upstream may keep older checkpoints: take that of the last epoch. Modification times do not
+    # tell which one that is, because a copied folder has new ones.
     found = sorted((p for p in path.iterdir() if p.suffix == ".ckpt"), key=_progress)
     if not found:
         raise UserError(
@@ -138,7 +138,7 @@ def _checkpoint_in(path: Path) -> Path:
 
 
 def _progress(checkpoint: Path) -> tuple[int, bool, int, int]:
-    """Orders ``...-ep=<epoch>[-step=<step>].ckpt``; the end of an epoch comes after its steps."""
+    """Sort key of ``...-ep=<epoch>[-step=<step>].ckpt``; an epoch's end comes after its steps."""
     match = CHECKPOINT_NAME.search(checkpoint.name)
     epoch, step = (match[1], match[2]) if match else ("-1", None)
     written = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
@@ -156,7 +156,7 @@ def _config_of(checkpoint: Path) -> CommonConfig:
     if not isinstance(args, dict) or not {"backbone", "encoder"} & args.keys():
         raise UserError(f"{str(file)!r} names no backbone; it is of no solo-learn run")
     try:
-        # Upstream's own script leaves interpolations in. They stay unresolved: otherwise the file's
+        # Upstream's own script saves interpolations. They stay unresolved: otherwise the file's
         # author could choose which environment variables of the reader get into records and pages.
         return common_config(args if "backbone" in args else _from_release(args))
     except (ConfigError, AttributeError, TypeError, ValueError) as error:
@@ -201,7 +201,7 @@ def _state_of(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(state.get("state_dict"), dict):
         raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint: it has no state_dict")
     for key, value in state["state_dict"].items():
-        # A module may add anything to its own state.
+        # The `_extra_state` of a module may be any object.
         weight = isinstance(key, str) and (holds_values(value) or key.endswith("_extra_state"))
         if not weight or not isinstance(state.get("epoch", -1), int):
             raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint, or a damaged one")
@@ -213,7 +213,7 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
 
     The head is the projector (DINO: the layers before the prototypes) if it consists of linear
     layers, batch norm and the activation known for the method; prototypes are taken if there is one
-    set of them. The description says what was not taken, and why.
+    set of them. The teacher's description says what was not taken, and why.
 
     Raises:
         UserError: the path is no run, or lacks the momentum networks that were asked for.
@@ -240,7 +240,7 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
 
 
 def _behind(run: Pretrained, networks: str) -> dict[str, Any]:
-    """Head and prototypes after the backbone, for :func:`assemble`; or notes why there are none."""
+    """Arguments of :func:`assemble` for head and prototypes, or notes why there are none."""
     prefix, head = _first_below(run.weights, f"{networks}projector.", f"{networks}head.mlp.")
     activation = _activation(run.cfg)
     if not head:
@@ -264,10 +264,10 @@ def _behind(run: Pretrained, networks: str) -> dict[str, Any]:
 
 
 def _activation(cfg: CommonConfig) -> Activation | None:
-    """Activation of the head, which its weights do not show; ``None`` if the config does not."""
+    """Activation of the head by the config, since weights do not show it; ``None`` if unknown."""
     seen: set[Path] = set()
     while isinstance(teacher := dict(cfg.method_kwargs).get("teacher"), Mapping):
-        # A student's head is an MLP with ReLU, or like its teacher's.
+        # A student's head is an MLP with ReLU, or has the layers of its teacher's head.
         mlp = dict(cfg.method_kwargs).get("head") == "mlp"
         layout = "moco_v2" if mlp else teacher.get("layout", "run")
         if layout != "run":
@@ -287,7 +287,7 @@ def _activation(cfg: CommonConfig) -> Activation | None:
 
 
 def _first_below(weights: Mapping[str, Tensor], *prefixes: str) -> tuple[str, dict[str, Tensor]]:
-    """The first prefix that any weights have, and these weights without it."""
+    """The first prefix that any keys have, and the weights of these keys without the prefix."""
     for prefix in prefixes:
         found = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
         if found:

@@ -1,8 +1,8 @@
-"""Teachers: from the settings of a config to a network that was loaded and tested.
+"""Loads and tests the teacher that the settings of a config describe.
 
 The files that the authors of MoCo v2, SwAV and DINO published are read here: their weights are
-split by the prefixes of their keys into backbone, head, prototypes, and those that the layout is
-known to have besides; others are refused by name.
+split by the prefixes of their keys into backbone, head, prototypes, and known entries that are
+ignored; keys with any other prefix are refused by name.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _ONE_OF_SEVERAL = re.compile(r"prototypes\d+\.weight")
 
 
 def check_source(source: TeacherSource) -> None:
-    """Refuses what can be recognised as wrong without reading the teacher.
+    """Refuses settings that can be recognised as wrong without reading the teacher.
 
     Raises:
-        ConfigError: a setting is missing, names nothing that exists, or is not for this layout.
+        ConfigError: a setting is missing, names a missing file, or does not belong to the layout.
 
     >>> from solo_ext.methods.distillation import TeacherKwargs
     >>> check_source(TeacherKwargs(layout="timm"))
@@ -74,11 +74,11 @@ def load_teacher(source: TeacherSource) -> LoadedTeacher:
     """Loads a teacher onto the CPU and tests its shapes and a forward pass.
 
     Files are read without running code in them. Keys must be exactly those of the architecture, the
-    head and the prototypes, besides entries that the layout is known to have.
+    head and the prototypes, except for other entries that the layout is known to have.
 
     Raises:
-        UserError: there is no such file, or it is not what the source says; one line that names
-            the first keys at fault.
+        UserError: there is no such file, or it is not what the source says; the message names the
+            first keys at fault.
 
     >>> import tempfile
     >>> import torch
@@ -201,7 +201,7 @@ def _assembled(
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
     **behind: Any,
 ) -> LoadedTeacher:
-    """Builds the architecture that the config names, or the published one, and adds the parts."""
+    """Builds the architecture of the config, or the published one, and adds head and prototypes."""
     model = source.model or published
     network = build_architecture(model, source.model_kwargs)
     remedy = f"if it is another one, name it by {KEY}.model"
@@ -223,6 +223,6 @@ def _has(weights: Mapping[str, Tensor], prefix: str) -> bool:
 
 
 def _take(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Moves the weights with a prefix out of a state dict; removes the prefix."""
+    """Moves the weights with a prefix out of a state dict, and removes the prefix."""
     found = [k for k in weights if k.startswith(prefix)]
     return {k.removeprefix(prefix): weights.pop(k) for k in found}

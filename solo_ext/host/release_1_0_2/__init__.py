@@ -46,12 +46,12 @@ def load() -> ModuleType:
 
 
 def _after_method(make: Any) -> Any:
-    """A constructor called as in main, with the method's name before its arguments."""
+    """Makes a constructor accept the method's name as its first argument, as in main."""
     return lambda method=None, **kwargs: make(**kwargs)
 
 
 class _Stub(ModuleType):
-    """A removed module; the names that the release imports from it are never called here."""
+    """Stands in for a removed module; the names imported from it are never called here."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -61,10 +61,10 @@ class _Stub(ModuleType):
 
 @contextlib.contextmanager
 def legacy_imports() -> Iterator[None]:
-    """Gives the release the modules that it imports; restores real modules of these names.
+    """Provides the modules that the release imports, then restores real ones of these names.
 
     ``pytorch_lightning`` becomes ``lightning.pytorch``. lightning depends on a distribution of the
-    former name with other classes, so the redirection is needed even if it is installed.
+    former name with other classes, so the redirection is needed even if that is installed.
     ``pl_bolts`` and ``distutils`` (removed in Python 3.12) are stubs: what the release imports from
     them is used only by its own scripts' argument parsing and by parts that are replaced here.
 
@@ -149,7 +149,7 @@ class Whitening2d(nn.Module):
 
 
 def _natives(methods: dict[str, type]) -> dict[str, type]:
-    """Those of ``solo.methods.METHODS`` that train, each with main's constructor."""
+    """The methods of ``solo.methods.METHODS`` that train, each with main's constructor."""
     made = {}
     for name, own in methods.items():
         if name in ("base", "linear"):

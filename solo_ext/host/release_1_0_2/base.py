@@ -121,7 +121,7 @@ class BaseMethod(pl.LightningModule):
 
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        """Fills in main's defaults; methods extend it by their own."""
+        """Fills in main's defaults; methods override this to add their own."""
         return fill(cfg, DEFAULTS)
 
     @property
@@ -145,9 +145,9 @@ class BaseMethod(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Makes the optimiser and schedule of the config, as main does.
 
-        It differs from upstream's: parameters with ``static_lr`` keep their rate by a schedule of
-        plain numbers, so that checkpoints can be loaded; LARS is timm's, which runs Lightning's
-        closure before it scales gradients; the warm-up is computed in closed form.
+        Three things differ: groups with ``static_lr`` keep their rate by a schedule of plain
+        numbers, so that checkpoints can be loaded; LARS is timm's, which runs Lightning's closure
+        before it scales gradients; the warm-up is computed in closed form.
         """
         groups = [dict(group, params=list(group["params"])) for group in self.learnable_params]
         if self.exclude_bias_n_norm_wd:
@@ -170,7 +170,7 @@ class BaseMethod(pl.LightningModule):
         return X if self.no_channel_last else X.to(memory_format=torch.channels_last)
 
     def forward(self, X: Tensor) -> dict[str, Any]:
-        """Features ``feats`` (N, D), and the classifier's ``logits`` (N, C) of them, detached."""
+        """Features ``feats`` (N, D), and classifier ``logits`` (N, C) from detached ``feats``."""
         feats = self.backbone(self._in_memory_format(X))
         return {"logits": self.classifier(feats.detach()), "feats": feats}
 
@@ -269,7 +269,7 @@ class BaseMomentumMethod(BaseMethod):
     """
 
     def __init__(self, cfg: DictConfig, **_: Any) -> None:
-        # Import it here, because this module is imported while solo itself is.
+        # Import these here, because this module is imported while solo is being imported.
         from solo.utils.momentum import MomentumUpdater, initialize_momentum_params
 
         super().__init__(cfg)
@@ -400,7 +400,7 @@ def split_by_dimension(groups: Iterable[Group], **vectors: Any) -> list[Group]:
 
 
 def _lars_arguments(groups: list[Group], kwargs: dict[str, Any]) -> tuple[list[Group], Group]:
-    """solo-learn's names for timm's LARS: excluded vectors get neither decay nor adaptation."""
+    """Translates LARS arguments to timm's; excluded vectors get neither decay nor adaptation."""
     kwargs = {"momentum": 0.9, **kwargs}
     kwargs["trust_coeff"] = kwargs.pop("eta", 1e-3)
     kwargs["trust_clip"] = kwargs.pop("clip_lr", False)
@@ -421,7 +421,7 @@ def _schedule(module: Any, optimizer: Optimizer, static: list[bool]) -> Any:
             start=module.warmup_start_lr,
             end=module.min_lr,
         )
-        # As upstream, static groups are held from the second step; the first has the warm-up rate.
+        # As upstream, static groups keep their rate from step two; step one has the warm-up rate.
         first = module.warmup_start_lr if module.warmup_epochs > 0 else module.lr
         factors = [
             _static(first / module.lr) if fixed else _factor(rate, group["lr"])
@@ -440,14 +440,15 @@ def warmup_cosine(
 ) -> float:
     """Learning rate after ``step`` of ``total`` steps (or epochs).
 
-    ``warmup`` steps rise linearly from ``start`` to ``base``, half a cosine falls to ``end``.
+    It rises linearly from ``start`` to ``base`` in ``warmup`` steps, then falls along half a cosine
+    to ``end``.
 
     >>> rate = partial(warmup_cosine, base=1.0, warmup=2, total=6, start=0.1, end=0.0)
     >>> [round(rate(step), 3) for step in range(6)]
     [0.1, 1.0, 1.0, 0.854, 0.5, 0.146]
     """
     if step < warmup:
-        # Bound the fraction: with a fractional warm-up it would end above the base rate.
+        # Bound the fraction: a fractional warm-up would otherwise end above the base rate.
         return start + (base - start) * min(step / max(warmup - 1, 1), 1.0)
     progress = (step - warmup) / max(total - warmup, 1)
     return end + 0.5 * (base - end) * (1 + math.cos(math.pi * progress))

@@ -1,7 +1,7 @@
 """DALI pretraining pipelines for solo-learn 1.0.2. Import it only if DALI is installed.
 
-The release's methods get them by mixins that read argparse's values; here its pipeline,
-augmentation and iterator are built from main's config, and the methods' classes do not change.
+The release's methods get pipelines from mixins that read argparse's values. Here the release's
+pipeline, augmentation and iterator are built from main's config, and these classes do not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Pipeline: Any = importlib.import_module("nvidia.dali.pipeline").Pipeline
 
 
 class PretrainPipeline(upstream.PretrainPipeline):  # type: ignore[misc]
-    """The release's graph with our reader, also for CPUs."""
+    """The release's graph with our reader: it also runs on CPUs."""
 
     def __init__(self, loader: DALILoader, indices: Sequence[int]) -> None:
         # Skip the release's own constructor, which would open folders and ask for a GPU.
@@ -62,7 +62,7 @@ def _transform(run: RunConfig, a: Augmentation) -> Any:
         std=std,
     )
     if not a.rrc.enabled:
-        # As in main; the release has no such setting.
+        # Resize instead of cropping, as main does; the release has no such setting.
         size = a.crop_size, a.crop_size
         made.random_crop = _ops.Resize(device=device, size=size, interp_type=_types.INTERP_CUBIC)
     for setting, step in (
@@ -72,7 +72,7 @@ def _transform(run: RunConfig, a: Augmentation) -> Any:
         ("solarization", "random_solarization"),
     ):
         if not getattr(a, setting).prob:
-            # The release computes a step for every image even if its probability is 0: skip it.
+            # The release computes this step for every image even if its probability is 0: skip it.
             setattr(made, step, _unchanged)
     return made
 

@@ -1,4 +1,4 @@
-"""What `solo-ext benchmark` and `solo-ext demo` do."""
+"""Implements `solo-ext benchmark` and `solo-ext demo`."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _demo(args: argparse.Namespace) -> dict[str, Any]:
     failures = _failures(failed)
     results = Results(settings, records)
     tables: dict[str, list[dict[str, str]]] = {"scores": [], "differences": []}
-    # What the runs cost is in the report: a terminal is too narrow for all columns.
+    # Show the costs in the report only: a terminal is too narrow for all columns.
     kept = {"Row", "Seeds", "Difference", "Pairs", *results.measures}
     for place in results.places():
         for name, of in (("scores", scores_table), ("differences", differences_table)):
@@ -153,7 +153,7 @@ def _failures(failed: dict[str, str]) -> list[dict[str, str]]:
 
 
 def _progress(text: str) -> None:
-    # The runs go on even if the terminal is closed.
+    # Do not end the runs because the terminal is closed.
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""What each command does, and prints for people; with ``--json`` it prints one document instead."""
+"""Implements the commands; each prints text for people, or with ``--json`` one JSON document."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _first_process() -> bool:
-    # Processes that Lightning starts inherit the number that SLURM gave their parent.
+    # Check all variables: processes that Lightning starts inherit the SLURM_PROCID of their parent.
     return all(os.environ.get(name, "0") == "0" for name in _NUMBERS)
 
 
@@ -85,7 +85,7 @@ def _losses(args: argparse.Namespace) -> Any:
 
 
 def _row(entry: Entry[Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a method or loss, named by its origin too where the host's table has another one."""
+    """Row of a method or loss; its name has the origin if ``table`` has another of that name."""
     from solo_ext.plugin import Unavailable
 
     missing = entry.target.message if isinstance(entry.target, Unavailable) else ""
@@ -259,7 +259,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], Any]] = {
 
 
 def say(args: argparse.Namespace, line: str) -> None:
-    """Prints a line, unless the command prints a document.
+    """Prints a line, unless ``--json`` asks for a document.
 
     >>> say(argparse.Namespace(json=False), "3 of 4 runs are done")
     3 of 4 runs are done
@@ -270,7 +270,7 @@ def say(args: argparse.Namespace, line: str) -> None:
 
 
 def show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> None:
-    """Prints a table, a single row as a column, unless the command prints a document.
+    """Prints a table (a single row as a column), unless ``--json`` asks for a document.
 
     >>> show(argparse.Namespace(json=True), "methods", [{"name": "pcl"}])
     """
@@ -284,7 +284,7 @@ def show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> No
             table.add_row(Text(key.replace("_", " ")), Text(_cell(value)))
     else:
         for key in rows[0]:
-            # Never cut a name: configs have to spell it exactly.
+            # Never break a name into lines: configs have to spell it exactly.
             table.add_column(Text(key.replace("_", " ")), no_wrap=key == "name")
         for row in rows:
             table.add_row(*(Text(_cell(v)) for v in row.values()))
@@ -301,7 +301,7 @@ def _cell(value: Any) -> str:
 
 @contextlib.contextmanager
 def _progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows how far the parts of a work are, by a function of name, done and total."""
+    """Shows progress bars; yields a function of the task's name, batches done and total."""
     console = Console(stderr=True)
     tasks: dict[str, Any] = {}
     with Progress(console=console, transient=True, disable=not console.is_interactive) as bars:

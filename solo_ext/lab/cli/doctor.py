@@ -27,7 +27,7 @@ _EXTRAS = {
     "tensorboard": ("tensorboard", "loggers: [tensorboard]"),
     "wandb": ("wandb", "wandb.enabled: true"),
 }
-"""Modules that are imported where a setting asks for them."""
+"""Module of each extra, imported only if a setting asks for it, and what the extra is for."""
 _GET = {"dali": INSTALL, "wandb": "pip install wandb"}
 
 

@@ -18,7 +18,7 @@ _OPTION = re.compile(r"--?[A-Za-z]")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line with the nearest valid word; overrides may be anywhere."""
+    """Reports a mistake in one line with the nearest valid word; accepts overrides anywhere."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
@@ -28,14 +28,14 @@ class _Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         words = list(sys.argv[1:] if args is None else args)
         for before, word in zip([self.prog, *words], words, strict=False):
-            # An unset shell variable; as a path it would mean the current folder.
+            # This is mostly an unset shell variable; as a path it would mean the current folder.
             if not word.strip() or re.fullmatch("--[a-z-]+=", word):
                 after = word.strip() or before
                 self.error(f"an empty value after {after!r}; write one, or leave it out")
         known = {option for action in self._actions for option in action.option_strings}
         for word in words:
             if self._subparsers is not None and not word.startswith("-"):
-                # The words after a command are checked by the command's own parser.
+                # The command's own parser checks the words after it.
                 break
             name = word.partition("=")[0]
             if _OPTION.match(word) and name not in known:
@@ -55,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
         elif "arguments are required: COMMAND" in message:
             message = f"a command is missing; allowed: {', '.join(sorted(choices))}"
         elif "arguments are required" in message:
-            # argparse also asks for overrides, which are optional.
+            # argparse lists overrides as required too, but they are optional.
             message = message.removesuffix(", key=value")
         elif message.startswith("unrecognized arguments: "):
             message = f"one word too many: {message.partition(': ')[2]}"
@@ -111,7 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     pretrain.add_argument("overrides", nargs="*", metavar="key=value")
 
     evaluate = command(commands, "eval", "evaluate a run directory or a checkpoint")
-    # No `choices`: listing the protocols would import them for every command.
+    # Do not give `choices`: listing the protocols would import them for every command.
     evaluate.add_argument("protocol", metavar="PROTOCOL", help="knn, linear, ..., or suite")
     evaluate.add_argument(
         "run",
@@ -205,16 +205,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        The exit code: 0, 2 for a user error, or 128 plus the number of the signal that ended a run.
-        Other errors raise, which exits with 1.
+        The exit code: 0, 2 for a user error, 128 plus the number of the signal that ended a run, or
+        1 for any other error.
 
     >>> main(["eval", "no-such-protocol", "runs/pcl"])
     2
     """
-    # Spinning OpenMP threads make two busy cores ten times slower; torch reads it on import.
+    # Spinning OpenMP threads make two busy cores ten times slower; torch reads this on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if argv is None:
-        # An error in a finalizer cannot be caught; without this it prints a traceback.
+        # An error in a finalizer cannot be caught; by default Python prints its traceback.
         sys.unraisablehook = lambda _: None
 
     def command() -> int:
@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The process is about to end: a second Ctrl-C would print the interpreter's traceback.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if code:
-            # Print nothing after this line: threads that end with the process would add tracebacks.
+            # Print nothing after the error: threads that end with the process would add tracebacks.
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     return code
 

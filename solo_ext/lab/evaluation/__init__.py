@@ -8,6 +8,6 @@ together), ``protocol`` (what a protocol is). Then the protocols: ``scores`` of 
 neighbours). ``evaluate`` lists all of them by name, runs one, and has ``transfer``, which runs them
 on further data sets; ``suite`` runs several with one report, ``online`` measures during training.
 
-To add a protocol: a class of settings that measures, one line in ``evaluate``'s table, its name in
-``solo_ext.config.schema.OnlineProtocol``, one test.
+To add a protocol, write a class of settings with a method that measures, a line in the table of
+``evaluate``, its name in ``solo_ext.config.schema.OnlineProtocol``, and a test.
 """

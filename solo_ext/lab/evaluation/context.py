@@ -38,7 +38,7 @@ from solo_ext.lab.evaluation.models import EvalData, EvalRun, Model, open_model
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], object]
-"""Called with the name of a task, and how many of its batches are done and how many there are."""
+"""Called with the name of a task, its number of batches done, and its number of batches in all."""
 _TORCHVISION = {
     "cifar10": "cifar-10-batches-py",
     "cifar100": "cifar-100-python",
@@ -55,8 +55,8 @@ class EvalContext:
     """Model, images and features for a protocol.
 
     Attributes:
-        cfg: for this evaluation; the one entry of ``augmentations`` is the fixed view.
-        train: training images, all with a label; those of ``test`` have the same classes.
+        cfg: config of this evaluation; the only entry of ``augmentations`` is the fixed view.
+        train: training images, all with a label; the images of ``test`` have the same classes.
         out: folder for pictures; it may not exist yet.
         unreadable: by split, names of images without features, if ``data.unreadable`` is ``skip``.
 
@@ -86,12 +86,12 @@ class EvalContext:
 
     @cached_property
     def fingerprints(self) -> tuple[str | None, str | None]:
-        """Digests of the images of both splits; computed once, because they list every file."""
+        """Digests of the images of both splits; computed once, because this lists every file."""
         return images_fingerprint(self.train), images_fingerprint(self.test)
 
     @property
     def title(self) -> str:
-        """The method, or the name of a model without one, for pictures."""
+        """Title in pictures: the method, or the model's name if it has no method."""
         return self.cfg.method or self.model.name
 
     def backbone(self) -> nn.Module:
@@ -105,7 +105,7 @@ class EvalContext:
         return fixed_loader(self.cfg, images, batch_size=self.settings.batch_size)
 
     def report(self, what: str) -> Callable[[int, int], object]:
-        """Progress of one task: a function of the number of batches done and in all."""
+        """Progress function of one task; it takes the number of batches done and in all."""
         return partial(self.progress, what)
 
     @cached_property
@@ -155,7 +155,7 @@ class EvalContext:
         found = self.fingerprints[split != "train"]
         if found is None:
             if self.ranks.rank:
-                # These images have no fingerprint to be stored by, so rank 0 extracts alone.
+                # Features of images without a fingerprint are not stored: rank 0 extracts alone.
                 return torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
             loader = self.loader(images)
             rows = extract_features(backbone, loader, device=device, progress=report)
@@ -194,7 +194,7 @@ class EvalContext:
 def open_context(
     model: str | Model, settings: EvalRun, progress: Progress = lambda *_: None
 ) -> EvalContext:
-    """Loads a model, unless it is one, and opens the images that its config names.
+    """Loads a model, unless it is loaded already, and opens the images that its config names.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -226,7 +226,8 @@ def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
     """
     data = trained.data.model_dump()
     given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
-    # These two do not say where the images are, so with them alone the rest stays as in training.
+    # Neither of these two changes which images are meant: with them alone, keep all other data
+    # settings of training.
     if "unreadable" in given:
         data["unreadable"] = given.pop("unreadable")
     if data["format"] in _OF_FILES and given.get("format") in _OF_FILES:
@@ -267,7 +268,7 @@ def _images(cfg: CommonConfig) -> tuple[Images, Images]:
 
 
 def labelled_images(images: Images, data: ImagesSection, split: Split) -> Images:
-    """Leaves out images without a label, as STL-10 has them; refuses if none has one.
+    """Leaves out unlabelled images, such as STL-10 has; refuses if no image has a label.
 
     >>> data = ImagesSection(dataset="custom", val_path="val")
     >>> images = labelled_images([("a", 2), ("b", -1), ("c", 0)], data, "val")
@@ -317,7 +318,7 @@ def same_classes(train: Images, val: Images, val_path: str) -> None:
 
 
 def _ranks() -> Ranks:
-    """From the process group, or from the variables of torchrun and SLURM launchers."""
+    """Ranks from the process group, or from the variables of torchrun and SLURM launchers."""
     if distributed.world_size() > 1:
         return Ranks(distributed.rank(), distributed.world_size())
     return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))

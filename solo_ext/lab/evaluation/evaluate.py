@@ -1,4 +1,4 @@
-"""All protocols by name: one of them on one data set, or several on several (``transfer``)."""
+"""Lists all protocols; runs one on one data set, or several on several data sets (``transfer``)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TransferData(Section):
 class Transfer(Protocol):
     """Settings of ``eval transfer``: protocols on several data sets, in one table.
 
-    ``settings`` are those of the protocols, by protocol and name.
+    ``settings`` maps the name of a protocol to its settings.
 
     >>> flowers = {"train_path": "flowers/train", "val_path": "flowers/val"}
     >>> Transfer(datasets={"flowers": flowers}, protocols=["knn"]).settings
@@ -66,7 +66,7 @@ class Transfer(Protocol):
 
     title: ClassVar[str] = "Transfer to other data sets"
     by_default: ClassVar[bool] = False
-    # The run's own images are not used; its protocols check the data sets.
+    # The run's own images are not used, and each protocol checks the images of its data set.
     needs_every_image: ClassVar[bool] = False
 
     datasets: Annotated[dict[Name, TransferData], MinLen(1)]
@@ -77,7 +77,7 @@ class Transfer(Protocol):
         return [found for o in self._contexts(context).values() for found in o.fingerprints]
 
     def run(self, context: EvalContext) -> list[Row]:
-        """A row per data set, with the headlines of the protocols; of several, their means last.
+        """One row per data set with the protocols' headlines; with several, a last row of means.
 
         Raises:
             ConfigError: an unknown protocol, a wrong setting of one, or no such folder.
@@ -88,7 +88,7 @@ class Transfer(Protocol):
         # pop() frees the features of a data set before those of the next are extracted.
         rows = [_row(name, contexts.pop(name), measured) for name in self.datasets]
         if len(rows) > 1:
-            # Few-label amounts may exceed one of the data sets.
+            # `lowshot` leaves out amounts that exceed a data set: average what all rows have.
             names = [k for k in rows[0] if k not in _ABOUT and all(k in row for row in rows)]
             means = {k: sum(row[k] for row in rows) / len(rows) for k in names}
             rows.append({**dict.fromkeys(_ABOUT, ""), "dataset": "mean", **means, "files": []})
@@ -100,12 +100,12 @@ class Transfer(Protocol):
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
         """Numbers of the last row: the means, or those of the only data set."""
-        # A table has empty cells where one data set cannot be measured like the others.
+        # A value is None if this data set cannot be measured like the others.
         given = {k: v for k, v in rows[-1].items() if k not in _ABOUT and v is not None}
         return {k: float(v) for k, v in given.items()}
 
     def _contexts(self, context: EvalContext) -> dict[str, EvalContext]:
-        """By data set; each has a folder, so that pictures and weights are not overwritten."""
+        """Contexts by data set; each has its own folder for pictures and weights."""
         found = {}
         for name, given in self.datasets.items():
             own = {key: value for key, value in given if value is not None}
@@ -130,7 +130,7 @@ def _row(name: str, context: EvalContext, measured: Mapping[str, Protocol]) -> R
 PROTOCOLS: dict[str, type[Protocol]] = {**_ON_ONE_DATA_SET, "transfer": Transfer}
 """Protocols by their name on the command line, in the order of the report."""
 SUITE = "suite"
-"""Name for several protocols with one report, used instead of a protocol's."""
+"""Name on the command line for several protocols with one report, instead of a protocol's."""
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""Frozen features: how a backbone gives them, and the files that later protocols read them from."""
+"""Extracts frozen features with a backbone, and stores them in files for later protocols."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BatchProgress = Callable[[int, int], object]
 Rows = tuple[Tensor, Tensor]
 """Features (n, D) and their classes (n,), int64."""
 Batches = Callable[[Sequence[int]], Generator[Rows]]
-"""Returns features and targets of some images, batch by batch, in the order of their indices."""
+"""Function of image indices that yields features and targets in their order, batch by batch."""
 VERSION = 1
-"""Of the stored files."""
+"""Version of the format of the stored files."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """Frozen features (n, D) and classes (n,) of both splits, finite, and names of C classes.
+    """Finite frozen features (n, D) and classes (n,) of both splits, and the names of C classes.
 
     >>> rows = torch.ones(6, 16), torch.tensor([0, 0, 1, 1, 2, 2])
     >>> Features(rows, rows, ["cat", "dog", "fox"]).to("cpu").test[0].shape
@@ -42,7 +42,7 @@ class Features:
     class_names: Sequence[str]
 
     def to(self, device: str) -> Features:
-        """The same on a device."""
+        """Copies features and classes to a device."""
         train, test = ((x.to(device), y.to(device)) for x, y in (self.train, self.test))
         return Features(train, test, self.class_names)
 
@@ -57,13 +57,14 @@ def extract_features(
     """Runs a backbone in eval mode over a loader and collects its outputs and the targets.
 
     Args:
-        backbone: images (B, C, H, W) to (B, D), or to (B, D, H, W), of which the mean is taken.
-        loader: sized; yields ``(images, targets)``.
+        backbone: maps images (B, C, H, W) to (B, D), or to (B, D, H, W), which is averaged over H
+            and W.
+        loader: has a length and yields ``(images, targets)``.
         device: where the backbone runs, and stays.
         progress: called with the number of batches done and in all.
 
     Raises:
-        ValueError: an output has another form, or features are not finite.
+        ValueError: an output has another shape, or features are not finite.
 
     >>> batches = [(torch.ones(4, 3, 8, 8), torch.arange(4)), (torch.ones(2, 3, 8, 8), [4, 5])]
     >>> features, targets = extract_features(nn.Identity(), batches)
@@ -122,7 +123,7 @@ def pooled(output: Tensor, rows: int) -> Tensor:
 
 
 def refuse_non_finite(features: Tensor) -> None:
-    """Refuses features (n, D) with infinities or NaN by a ``ValueError``.
+    """Raises a ``ValueError`` if features (n, D) contain infinities or NaN.
 
     >>> refuse_non_finite(torch.tensor([[1.0, 2.0], [0.0, torch.inf]]))
     Traceback (most recent call last):
@@ -138,7 +139,7 @@ def refuse_non_finite(features: Tensor) -> None:
 
 
 class Ranks(NamedTuple):
-    """This process among those that extract the same features.
+    """Rank of this process, and number of the processes that extract the same features.
 
     >>> Ranks()
     Ranks(rank=0, world=1)
@@ -152,17 +153,18 @@ ALONE = Ranks()
 
 
 class FeatureStore:
-    """The features of some images in a folder, found by a digest of what they depend on.
+    """Stores the features of some images in a folder named by a digest of what they depend on.
 
-    They lie in files of ``rows_per_file`` rows, such as ``<digest>/00000-of-00007.safetensors``.
-    Each file is written atomically and contains its own SHA-256: a stopped extraction continues
-    after the last file, and only damaged files are made again.
+    The folder holds files of ``rows_per_file`` rows, such as
+    ``<digest>/00000-of-00007.safetensors``. Each file is written atomically and contains its own
+    SHA-256: a stopped extraction continues after the last file, and only damaged files are made
+    again.
 
     Args:
-        folder: of all stored features.
+        folder: folder that holds all stored features.
         key: everything that the features depend on, as JSON values.
         count: number of images.
-        rows_per_file: of each file.
+        rows_per_file: number of rows in each file.
 
     >>> import tempfile
     >>> def batches(indices):
@@ -192,9 +194,9 @@ class FeatureStore:
     def features(self, batches: Batches, ranks: Ranks = ALONE) -> Rows:
         """Reads the features (count, D) and targets (count,); extracts and stores missing ones.
 
-        Several processes take the files in turns, and the first of them reads what the others
-        wrote, or does what they have not done by then: they share the folder and nothing else, and
-        only the first gets rows.
+        Several processes take the files in turns. Rank 0 then reads the files of the others, and
+        extracts those that are still missing, because the ranks share nothing but the folder. Only
+        rank 0 gets rows.
 
         Raises:
             ValueError: features are not finite, or ``batches`` gives too few of them.
@@ -258,11 +260,11 @@ class FeatureStore:
             file.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(file, lambda path: save_file(tensors, path, about))
         except OSError as error:
-            # Every rank warns: rank 0 does again what only this rank could not write.
+            # Every rank warns, because rank 0 extracts again what this rank could not write.
             warnings.warn(f"features are not stored in {str(self.place)!r}: {error}", stacklevel=2)
 
     def _read(self, file: Path) -> Rows | None:
-        """The rows of a file; ``None`` if it is missing, damaged, or of another set."""
+        """The rows of a file; ``None`` if it is missing, damaged, or of other features."""
         try:
             open_regular(file).close()
             with safe_open(file, "pt") as opened:

@@ -1,4 +1,4 @@
-"""Linear probes of frozen features: L-BFGS, which ``lowshot`` runs on parts, and a sweep by SGD."""
+"""Linear probes of frozen features: by L-BFGS, on all or on few labels, and a sweep by SGD."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ class Linear(FeatureProtocol):
         (scikit-learn's ``C = 1 / (n * weight_decay)``), x standardised by the mean and deviation of
         the train rows, in float64 by L-BFGS with strong Wolfe line search. The penalty is the one
         with the best top-1 on a stratified hold-out of the train rows, the stronger one on a tie;
-        the chosen one is refitted on all train rows. The test rows choose nothing.
+        with it, the classifier is fitted again on all train rows. The test rows influence no
+        choice.
 
-        If a train class has one row there is no hold-out, and the middle of the sorted penalties is
-        used (the stronger of two middles). Classes without train rows are never predicted.
+        If a train class has only one row, there is no hold-out, and the middle of the sorted
+        penalties is used (the stronger of two). Classes without train rows are never predicted.
 
         Args:
             train: features (n, D) and their classes (n,).
@@ -143,7 +144,7 @@ def _fit(x: Tensor, y: Tensor, start: Head, weight_decay: float, max_iterations:
 
 
 def holdout_mask(labels: npt.NDArray[np.int64], holdout: float, seed: int) -> Tensor:
-    """Selects rows (n,) to hold out: a share of every class, at least one but never all.
+    """Mask (n,) of the rows to hold out: a share of every class, at least one row but never all.
 
     >>> held = holdout_mask(np.array([0] * 10 + [1] * 5), 0.2, seed=0)
     >>> held[:10].sum().item(), held[10:].sum().item()
@@ -160,7 +161,7 @@ def holdout_mask(labels: npt.NDArray[np.int64], holdout: float, seed: int) -> Te
 def _labelled_draw(
     labels: npt.NDArray[np.int64], classes: Sequence[int], amount: int | float, seed: int, draw: int
 ) -> Tensor:
-    """Indices of drawn rows, class by class: ``amount`` of each, or a share of it as a float.
+    """Indices of randomly drawn rows: ``amount`` of each class, or this share of it if a float.
 
     A draw depends only on the labels and on (seed, draw), so models whose features are in the same
     order are compared on the same rows. Within a draw, larger amounts contain the smaller ones.
@@ -177,7 +178,7 @@ def _labelled_draw(
 class LowShot(FeatureProtocol):
     """Settings of ``eval lowshot``: linear probes on few labels, over repeated draws.
 
-    If there are several penalties, a hold-out of the draw chooses; a single one is used as it is.
+    Of several penalties, a hold-out of each draw chooses one; a single penalty is used as it is.
 
     Source:
         The protocol of repeated balanced draws: Sohn et al., NeurIPS 2020, arXiv 2001.07685.
@@ -198,13 +199,14 @@ class LowShot(FeatureProtocol):
     seed: NonNegativeInt = 0
 
     def measure(self, features: Features) -> list[Row]:
-        """One row per amount: the mean ``acc1`` over draws, its ``std``, half its 95 % interval.
+        """One row per amount: mean ``acc1`` over draws, ``std``, and ``ci95``: half its 95 %
+        interval.
 
-        They are over draws of labels, not over training seeds. Amounts that exceed the images of a
-        class are left out, with a warning.
+        ``std`` and ``ci95`` are over draws of labels, not over training seeds. Amounts that exceed
+        the images of a class are left out, with a warning.
 
         Raises:
-            UserError: all amounts exceed them, or a class has no training image at all.
+            UserError: all amounts exceed the images of a class, or a class has no training image.
 
         >>> y = torch.arange(2).repeat(10)
         >>> features = Features((torch.eye(2)[y], y), (torch.eye(2)[y], y), ["cat", "dog"])
@@ -260,11 +262,11 @@ class LowShot(FeatureProtocol):
 
 
 class LinearSGD(FeatureProtocol):
-    """Settings of ``eval linear_sgd``: a grid of rates and penalties, trained at once.
+    """Settings of ``eval linear_sgd``: a grid of learning rates and penalties, trained in one pass.
 
     Every classifier starts at zero and minimises ``mean CE(W x + b, y) + decay / 2 |W|^2`` by SGD
     with momentum 0.9 and a cosine schedule, on the same batches: one matrix product gives the
-    logits of all. Rows are standardised batch by batch: features are not copied.
+    logits of all. Rows are standardised batch by batch, so that the features are not copied.
 
     Source:
         The protocol of many heads in one pass: Oquab et al., 2023, arXiv 2304.07193.
@@ -291,11 +293,11 @@ class LinearSGD(FeatureProtocol):
     def measure(self, features: Features) -> list[Row]:
         """One row: accuracies, and the chosen rate and penalty.
 
-        The pair with the best top-1 on a stratified hold-out of the train rows, ``held_out_acc1``,
-        is chosen, on a tie the smaller rate and the larger penalty, and trained again on all train
-        rows. If no class has two of them, the middle of both lists is taken. The test rows choose
-        nothing. ``at_edge`` says that the chosen rate is the largest or smallest of several, so
-        that the list should be widened; it is ``None`` without a hold-out.
+        The chosen pair has the best top-1 on a stratified hold-out of the train rows,
+        ``held_out_acc1``; on a tie it is the smaller rate and the larger penalty. It is trained
+        again on all train rows. If no class has two train rows, the middle of both lists is taken.
+        The test rows influence no choice. ``at_edge`` says that the chosen rate is the largest or
+        smallest of several, so that the list should be widened; it is ``None`` without a hold-out.
 
         >>> y = torch.arange(2).repeat(10)
         >>> features = Features((torch.eye(2)[y], y), (torch.eye(2)[y], y), ["cat", "dog"])
@@ -306,7 +308,7 @@ class LinearSGD(FeatureProtocol):
         (x, labels), (x_test, test_labels) = features.train, features.test
         classes, y = torch.unique(labels, return_inverse=True)
         every, held = torch.arange(len(y)), holdout_mask(y.cpu().numpy(), self.holdout, self.seed)
-        # index() finds the first of equals: the smallest rate, then the largest penalty.
+        # On a tie, index() finds the first pair: the smallest rate, then the largest penalty.
         rates = sorted(set(self.learning_rate))
         decays = sorted(set(self.weight_decay), reverse=True)
         grid = list(itertools.product(rates, decays))
@@ -342,7 +344,7 @@ class LinearSGD(FeatureProtocol):
         num_classes: int,
         grid: Sequence[tuple[float, float]],
     ) -> tuple[Tensor, Tensor]:
-        """Weights (D, H, C) and biases (H, C) of the classifiers of a grid."""
+        """Trains the H classifiers of a grid; returns weights (D, H, C) and biases (H, C)."""
         device, width, heads = data.mean.device, len(data.mean), len(grid)
         rates, decays = torch.tensor(grid, device=device, dtype=torch.float32).T[..., None]
         weight = torch.zeros(width, heads, num_classes, device=device)

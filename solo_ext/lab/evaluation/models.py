@@ -75,11 +75,11 @@ class Model:
     """A backbone to evaluate.
 
     Attributes:
-        name: the name that was given.
-        backbone: on the CPU; images (B, 3, H, W) to features (B, features_dim).
-        cfg: the config that it was trained with; without paths for untrained models.
-        checkpoint: name of the file, or a text instead.
-        digest: of the weights.
+        name: the path or model name that was given.
+        backbone: a network on the CPU that maps images (B, 3, H, W) to features (B, features_dim).
+        cfg: the config that it was trained with; for timm and ``pixels``, one without paths.
+        checkpoint: name of the checkpoint file, or a description if there is none.
+        digest: digest of the weights.
         epoch: epochs trained, ``None`` if unknown.
         folder: where records and features are written.
 

@@ -1,4 +1,4 @@
-"""Evaluation protocols during training."""
+"""Runs evaluation protocols during training."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _calls = itertools.count()
 class OnlineEvaluation(Callback):
     """Logs the headline numbers of protocols, such as ``online_knn_acc1``.
 
-    It measures before training, every n epochs and after the last one, as ``solo-ext eval`` does;
-    the state of training, random generators included, is not changed. Rank 0 measures alone.
-    Images without a label are left out. Pictures and weights go to ``<out>/epoch-<n>``.
+    It measures before training, every n epochs and after the last epoch, as ``solo-ext eval`` does,
+    without changing the state of training or its random generators. Rank 0 measures alone. Images
+    without a label are left out. Pictures and weights go to ``<out>/epoch-<n>``.
 
     Raises:
-        ConfigError: a setting that a protocol does not have or lacks, or no images to evaluate on;
+        ConfigError: an unknown or missing setting of a protocol, or no images to evaluate on;
             before training, a protocol that needs all images although unreadable ones are skipped.
     """
 
@@ -87,12 +87,12 @@ class OnlineEvaluation(Callback):
             for name, protocol in self.protocols.items():
                 found = protocol.headline(measure(protocol, context))
                 numbers |= {f"online_{name}_{k}": v for k, v in found.items()}
-            # transfer stores features of its data sets, of no use later either.
+            # Delete what `transfer` stores: these weights will not be measured again.
             shutil.rmtree(context.out / "features", ignore_errors=True)
         return numbers
 
     def _context(self, pl_module: pl.LightningModule, epoch: int) -> EvalContext:
-        """The features are kept only in memory: these weights will not come again."""
+        """Keeps the features only in memory, because these weights will not be measured again."""
         backbone: Any = pl_module.backbone
         width: Any = pl_module.features_dim
         device, out = str(pl_module.device), self.out / f"epoch-{epoch}"
@@ -118,19 +118,19 @@ class OnlineEvaluation(Callback):
 def on_first(work: Callable[[], T], device: torch.device) -> T | None:
     """Runs ``work`` on rank 0 while the other ranks wait, however long it takes.
 
-    In a collective they would run into the process group's timeout. Instead they wait for a key of
-    its store, which rank 0 sets when it is done.
+    In a collective the other ranks would run into the process group's timeout. Instead they wait
+    for a key in the group's store, which rank 0 sets when ``work`` is done.
 
     Args:
         work: must not use collectives.
-        device: one that the process group can send from.
+        device: the process group must be able to send from it.
 
     Returns:
         What ``work`` returned on rank 0, ``None`` elsewhere.
 
     Raises:
-        RankError: another rank failed within :func:`propagate_rank_errors` before it got here.
-        UserError: instead, if its error is a UserError.
+        RankError: another rank failed within :func:`propagate_rank_errors` before this call.
+        UserError: the same, if that rank's error is a ``UserError``.
 
     >>> on_first(lambda: 87.5, torch.device("cpu"))
     87.5
@@ -138,7 +138,7 @@ def on_first(work: Callable[[], T], device: torch.device) -> T | None:
     if world_size() == 1:
         return work()
     rank_barrier(device)
-    # All ranks count alike, so that each call has a key of its own.
+    # All ranks make the same calls, so a counter gives each call its own key.
     store: Any = distributed_c10d._get_default_store()
     key = f"solo_ext/on_first/{next(_calls)}"
     if rank() > 0:

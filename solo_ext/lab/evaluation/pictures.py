@@ -1,4 +1,4 @@
-"""Protocols that draw: features in two dimensions, and test images beside their nearest ones."""
+"""Protocols that draw: features in two dimensions, and the nearest neighbours of test images."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class FeatureMap(Protocol):
     def _points(
         self, x: npt.NDArray[np.float64], method: Method
     ) -> tuple[npt.NDArray[np.float64], tuple[str, str]]:
-        """Lays out L2-normalised features (n, D): (n, 2), and names of the axes if they have some.
+        """Maps L2-normalised features (n, D) to (n, 2); also returns names of the axes, if any.
 
         PCA (Hotelling, 1933); t-SNE (van der Maaten and Hinton, JMLR 2008) of the first 50
         principal components, starting at the first two; UMAP (McInnes et al., 2018, arXiv
@@ -140,7 +140,7 @@ def _draw_map(
     title: str,
     axes: tuple[str, str] = ("", ""),
 ) -> Figure:
-    """The picture of points (n, 2): a colour and shape per class, and their names in a legend."""
+    """Draws points (n, 2) with a colour and marker per class, and the class names in a legend."""
     present = np.unique(targets).tolist()
     columns = -(-len(present) // _LEGEND_ROWS)
     looks: dict[int, Any] = {
@@ -170,7 +170,7 @@ def _draw_map(
             ncols=columns,
         )
         for text, label in zip(legend.get_texts(), present, strict=True):
-            # Set it afterwards: a legend leaves out labels with a leading underscore.
+            # Set names afterwards: a legend leaves out labels with a leading underscore.
             text.set_text(_shortened(classes[label], 24))
     return figure
 
@@ -244,9 +244,9 @@ class _Shown(NamedTuple):
 
 
 def _draw_grid(rows: Sequence[Sequence[_Shown]], title: str) -> Figure:
-    """Draws a row for each query, which comes first, with as many neighbours in all rows.
+    """Draws a row for each query: the query, then its neighbours, equally many in all rows.
 
-    Neighbours of the query's class have a green frame, the others none and a red name.
+    Neighbours of the query's class have a green frame, the others a thin grey frame and a red name.
     """
     columns = len(rows[0])
     with plain_text():
@@ -273,7 +273,7 @@ def _draw_grid(rows: Sequence[Sequence[_Shown]], title: str) -> Figure:
 def _seeded_sample(
     targets: Tensor, count: int, seed: int, max_classes: int | None = None
 ) -> Tensor:
-    """Draws at most ``count`` rows of at most ``max_classes`` classes; ascending indices."""
+    """Draws at most ``count`` rows of at most ``max_classes`` classes; returns sorted indices."""
     generator = torch.Generator().manual_seed(seed)
     classes = torch.unique(targets)
     if max_classes is not None and len(classes) > max_classes:

@@ -32,23 +32,23 @@ class Protocol(Section):
     """
 
     title: ClassVar[str]
-    """Its name in tables."""
+    """Name of the protocol in tables."""
     by_default: ClassVar[bool] = True
-    """Whether the suite runs it without being asked."""
-    # The next readable image stands in for a skipped one, and would be shown or trained on twice.
+    """Whether ``solo-ext eval suite`` runs the protocol if none are named."""
+    # The next readable image replaces a skipped one, and would be shown or trained on twice.
     needs_every_image: ClassVar[bool] = True
 
     def depends_on(self, context: EvalContext) -> list[str | None]:
-        """Digests of other images than the context's that are measured, ``None`` if unknown."""
+        """Digests of images measured besides the context's; ``None`` for an unknown digest."""
         return []
 
     @abstractmethod
     def run(self, context: EvalContext) -> list[Row]:
-        """Measures; settings, images or a backbone that do not fit are a ``UserError``."""
+        """Measures; raises ``UserError`` for settings, images or a backbone that do not fit."""
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """The few numbers that runs are compared by, such as ``{"acc1": 87.5}``."""
+        """The few numbers by which runs are compared, such as ``{"acc1": 87.5}``."""
         return {"acc1": float(rows[0]["acc1"])}
 
 
@@ -68,7 +68,7 @@ class FeatureProtocol(Protocol):
 
     @abstractmethod
     def measure(self, features: Features) -> list[Row]:
-        """Measures features; settings that they do not allow are a ``UserError``."""
+        """Measures features; raises ``UserError`` for settings that do not fit them."""
 
     def run(self, context: EvalContext) -> list[Row]:
         return self.measure(context.features.to(context.device))
@@ -106,10 +106,10 @@ def protocols_of(
     settings: Mapping[str, Mapping[str, Any]],
     prefix: str,
 ) -> dict[str, Protocol]:
-    """The named protocols, with the ``settings`` (a config's key ``prefix``) given for them.
+    """Builds the named protocols with their ``settings``, which a config has under ``prefix``.
 
     Raises:
-        ConfigError: an unknown protocol, a wrong setting, or settings of one that is not named.
+        ConfigError: an unknown protocol, a wrong setting, or settings of an unnamed protocol.
 
     >>> from solo_ext.lab.evaluation.scores import KNN
     >>> protocols_of({"knn": KNN}, ["knn"], {"knn": {"k": [5]}}, "online_eval.settings")
@@ -129,7 +129,7 @@ def protocols_of(
 
 
 def files_of(rows: Iterable[Row]) -> list[str]:
-    """Paths, in the folder of the rows, of pictures, weights and further files.
+    """Paths of the rows' pictures, weights and further files, relative to the context's ``out``.
 
     >>> files_of([{"acc1": 87.5, "picture": "map.png"}, {"picture": "map.png", "files": ["a.png"]}])
     ['map.png', 'a.png']
@@ -141,8 +141,8 @@ def files_of(rows: Iterable[Row]) -> list[str]:
 def first_and_five(logits: Tensor, targets: Tensor) -> Tensor:
     """Whether the class is the first guess, and among the first five: (..., 2) bool.
 
-    Logits are (..., C), targets broadcast to the axes before C; -1 is never guessed, and a row
-    without finite logits is wrong.
+    Logits are (..., C), targets broadcast to the axes before C; a target of -1 is never guessed,
+    and a row without finite logits is wrong.
 
     >>> logits = torch.arange(8.0).expand(3, 8)
     >>> first_and_five(logits, torch.tensor([7, 4, 0]))

@@ -24,9 +24,9 @@ from solo_ext.losses.alignment import effective_rank
 from solo_ext.memory.knn import cosines, inverse_norms, knn_accuracy
 
 _RANKED, _COMPARED = 2**21, 2**23
-"""Elements of a table of cosines: for retrieval, which sorts it, and for uniformity."""
+"""Most elements of a block of cosines: for retrieval, which sorts it, and for uniformity."""
 _DEAD = 1e-4
-"""A dimension is dead if its deviation is below this share of the largest one."""
+"""A dimension is dead if its standard deviation is at most this share of the largest one."""
 
 
 class KNN(FeatureProtocol):
@@ -185,9 +185,9 @@ class Clusters(FeatureProtocol):
 def _cluster_scores(targets: Tensor, assignments: Tensor) -> dict[str, float]:
     """Agreement of clusters (n,) with classes (n,), in percent.
 
-    ``nmi`` has the arithmetic mean of the entropies; ``accuracy`` is that of the best one-to-one
-    matching of clusters to classes (Hungarian method), where rows of unmatched clusters are wrong;
-    ``purity`` the share of rows that are of the most frequent class of their cluster.
+    ``nmi`` is normalised by the arithmetic mean of the entropies; ``accuracy`` is that of the best
+    one-to-one matching of clusters to classes (Hungarian method), where rows of unmatched clusters
+    are wrong; ``purity`` is the share of rows of the most frequent class of their cluster.
     """
     classes, clusters = targets.cpu().numpy(), assignments.cpu().numpy()
     table = contingency_matrix(classes, clusters)
@@ -203,7 +203,7 @@ def _cluster_scores(targets: Tensor, assignments: Tensor) -> dict[str, float]:
 class FeatureSpace(FeatureProtocol):
     """Settings of ``eval geometry``: spread and collapse of the features of a split.
 
-    If there are more than ``samples`` images, that many are drawn by ``seed``.
+    If there are more than ``samples`` images, ``samples`` of them are drawn with ``seed``.
 
     >>> rows = torch.eye(6), torch.arange(6) % 2
     >>> (row,) = FeatureSpace().measure(Features(rows, rows, ["cat", "dog"]))
@@ -218,7 +218,7 @@ class FeatureSpace(FeatureProtocol):
     seed: NonNegativeInt = 0
 
     def measure(self, features: Features) -> list[Row]:
-        """One row, with ``None`` instead of nan."""
+        """One row: the numbers of :func:`_feature_geometry`, with ``None`` instead of nan."""
         rows, targets = getattr(features, self.split)
         if len(rows) < 2:
             other = "train" if self.split == "test" else "test"
@@ -244,15 +244,15 @@ class FeatureSpace(FeatureProtocol):
 
 @torch.no_grad()
 def _feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
-    """Measures the spread of features (n, D), n at least 2, by n^2 D operations.
+    """Measures the spread of features (n, D), n at least 2, with n^2 D operations.
 
     - ``effective_rank`` of the features as they are, in [1, min(n, D)];
     - ``uniformity``, ``log mean_{i != j} exp(-2 |x_i - x_j|^2)`` of unit rows, at most 0;
     - ``class_alignment``, the mean ``|x_i - x_j|^2`` of unit rows over pairs of the same class,
       in [0, 4]; nan if no class has two rows;
     - ``mean_cosine`` over pairs of rows;
-    - ``std``, the mean deviation of the dimensions of unit rows, times ``sqrt(D)``: about 1 for
-      an isotropic cloud, 0 for a collapsed one;
+    - ``std``, the mean standard deviation of the dimensions of unit rows, times ``sqrt(D)``: about
+      1 for an isotropic cloud, 0 for a collapsed one;
     - ``dead``, the percentage of dimensions that hardly vary, and the rows' ``mean_norm``.
 
     Source:

@@ -1,4 +1,4 @@
-"""Several protocols in one command, with one record and one page that needs only a browser."""
+"""Runs several protocols in one command, with one record and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def evaluate_suite(
 
     ``eval_suite.json`` and ``eval_suite.html`` are written to the model's folder after every
     protocol, pictures and weights to ``eval_suite`` beside them. If a protocol fails, its error is
-    reported and the others continue. Results of an earlier call for the same weights, files and
-    settings are reused, unless a file that it wrote is missing.
+    reported and the others continue. Results of an earlier call for the same weights, images and
+    settings are reused, unless a file of theirs is missing.
 
     Args:
-        path: as for :func:`~solo_ext.lab.evaluation.evaluate.evaluate`, like ``progress``.
-        settings: fields of :class:`~solo_ext.lab.evaluation.models.EvalRun`; ``protocols``,
-            names; and the settings of each protocol under its name.
-        progress: called as work goes on.
+        path: as for :func:`~solo_ext.lab.evaluation.evaluate.evaluate`.
+        settings: fields of :class:`~solo_ext.lab.evaluation.models.EvalRun`; ``protocols``, a list
+            of names; and the settings of each protocol under its name.
+        progress: as for :func:`~solo_ext.lab.evaluation.evaluate.evaluate`.
 
     Returns:
         The record: what was evaluated, on what, ``entries``, one for each protocol of this and of
-        earlier calls, and ``failed``, those of this call. Of several processes, all but the first
-        only extract features and have no entries.
+        earlier calls, and ``failed``, the protocols of this call that failed. If there are several
+        processes, all but the first only extract features and have no entries.
 
     Raises:
         UserError: wrong settings, a path that is no run, or a folder that cannot be written.
@@ -92,7 +92,7 @@ def evaluate_suite(
 
 
 def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str, Protocol]]:
-    """Settings that all protocols share, and those of the ones to run, in the registry's order.
+    """The settings that all protocols share, and the protocols to run in the order of PROTOCOLS.
 
     Raises:
         ConfigError: unknown protocol or key, a missing key, or an invalid value.
@@ -114,7 +114,7 @@ def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str,
 
 
 class _Entry(TypedDict):
-    """What a protocol found, or why it failed."""
+    """Result of one protocol, or why it failed."""
 
     protocol: str
     title: str
@@ -133,11 +133,11 @@ class _Record(TypedDict):
 
 
 class _Suite:
-    """One call: what is known before a protocol runs, and the growing record."""
+    """One call of the suite: its context, and the record that grows with every protocol."""
 
     def __init__(self, context: EvalContext) -> None:
         self.folder = context.model.folder
-        # A folder of its own: a single protocol writes pictures under the same names.
+        # Use a separate folder: a protocol run by itself writes pictures of the same names.
         self.context = replace(context, out=self.folder / PICTURES)
         self.base = _digest(
             {
@@ -154,7 +154,7 @@ class _Suite:
 
     def run(self, chosen: Mapping[str, Protocol]) -> dict[str, Any]:
         try:
-            # Write at once, so that no hours of work are lost if the folder cannot be written.
+            # Write now, so that a folder that cannot be written is noticed before hours of work.
             self.folder.mkdir(parents=True, exist_ok=True)
             record = self._write(chosen)
         except OSError as error:
@@ -189,11 +189,11 @@ class _Suite:
             if isinstance(protocol, FeatureProtocol):
                 if self.no_features is not None:
                     raise self.no_features
-                # Start here, so that the first protocol is not charged for the extraction.
+                # Restart the clock, so that the first protocol is not charged for the extraction.
                 begin = time.monotonic()
             rows = measure(protocol, self.context)
         except Exception as error:
-            # The others continue. A UserError is a sentence; another error needs its type.
+            # Other protocols continue. A UserError explains itself; other errors need their type.
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             entry["error"] = kind + first_line(error)
         else:
@@ -203,7 +203,7 @@ class _Suite:
 
     @cached_property
     def no_features(self) -> Exception | None:
-        """Extracts the features, once for all protocols; why that failed."""
+        """Extracts the features, once for all protocols; returns the error if that fails."""
         try:
             _ = self.context.features
         except Exception as error:
@@ -211,7 +211,7 @@ class _Suite:
         return None
 
     def _earlier(self) -> dict[str, _Entry]:
-        """Entries that were written for the same base, whatever their settings."""
+        """Entries of earlier calls with the same ``base``, whatever their settings."""
         try:
             record = read_json(self.folder / RECORD, _Record)
         except (OSError, UserError):
@@ -247,7 +247,7 @@ class _Suite:
 
 
 def _known(fingerprints: Sequence[str | None]) -> list[str]:
-    """The same, where images that cannot be identified equal those of no other call."""
+    """Replaces each unknown fingerprint by a random one, which equals that of no other call."""
     return [found or uuid.uuid4().hex for found in fingerprints]
 
 
@@ -257,7 +257,7 @@ def _digest(content: Any) -> str:
 
 
 def _render_suite(record: Mapping[str, Any], folder: Path) -> str:
-    """The page of a suite's record, complete or not; embeds the pictures that lie in the folder."""
+    """The page of a suite's record, complete or not; it embeds pictures from ``folder``."""
     entries, backbone = record["entries"], record["backbone"]
     kwargs = ", ".join(f"{k} {v}" for k, v in (backbone.get("kwargs") or {}).items())
     trained = "" if record["epoch"] is None else f", {record['epoch']} epochs"
@@ -318,7 +318,7 @@ def _blocks(entry: Mapping[str, Any], folder: Path) -> Iterator[Block]:
 
 
 def _figure(row: Mapping[str, Any], folder: Path) -> Figure:
-    """The picture of a row, if it is a PNG in this folder and no link to another place."""
+    """The picture of a row, if it is a PNG file in ``folder`` itself and no link, and a caption."""
     name = str(row["picture"])
     file, said = folder / name, [f"{_words(k)} {_cell(row[k])}" for k in row if k not in _FILES]
     own = Path(name).name == name and file.suffix.lower() == ".png" and not file.is_symlink()
@@ -340,6 +340,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        # With two decimals, numbers below 1 would lose their meaning.
+        # Two decimals are too few for numbers below 1.
         return f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.4g}"
     return str(value)

@@ -45,16 +45,16 @@ from solo_ext.lab.evaluation.linear import holdout_mask
 from solo_ext.lab.evaluation.protocol import Protocol, Row, accuracies
 
 _BASE_BATCH = 256
-"""Rates are given for this batch size and scaled by batch / 256, as in solo-learn."""
+"""Learning rates are given for this batch size and scaled by batch / 256, as in solo-learn."""
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Mean loss of indices (B,), views (B, 3, H, W) and targets (B,)."""
+"""Function of indices (B,), views (B, 3, H, W) and targets (B,) that returns the mean loss."""
 _DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _RESNET = {"stem": r"^conv1|bn1", "blocks": r"^layer(\d+)\.(\d+)"}
-"""How torchvision's ResNets are grouped into layers; they have timm's names but do not say it."""
+"""timm's layer groups for torchvision's ResNets, which use timm's names but define no groups."""
 
 
 class SupervisedProtocol(Protocol):
-    """Base of the two; by default views are random crops and flips.
+    """Base class of the two protocols below; by default views are random crops and flips.
 
     >>> Finetune().augmentation.horizontal_flip, SupervisedProtocol.by_default
     (Chance(prob=0.5), False)
@@ -76,7 +76,7 @@ class SupervisedProtocol(Protocol):
         """Trains; returns the row, and the module to save."""
 
     def run(self, context: EvalContext) -> list[Row]:
-        """One row: ``acc1`` and ``acc5`` after the last epoch, and what the training says.
+        """One row: ``acc1`` and ``acc5`` after the last epoch, and the numbers of :meth:`trained`.
 
         Raises:
             UserError: settings that do not fit, or the training diverged.
@@ -95,12 +95,12 @@ class SupervisedProtocol(Protocol):
         return [row]
 
     def diverged(self, context: EvalContext, problem: str) -> UserError:
-        """The error of a training that diverged; resumed, it would end so again."""
+        """Deletes the checkpoint, which would diverge again if resumed, and returns the error."""
         self.checkpoint(context).unlink(missing_ok=True)
         return UserError(problem)
 
     def checkpoint(self, context: EvalContext) -> Path:
-        """The file that is written after every epoch; named by what the numbers depend on."""
+        """Path of the checkpoint of every epoch, with a digest of what the numbers depend on."""
         data, first = context.cfg.data, context.cfg.augmentations[0]
         key = {
             "solo_ext": __version__,
@@ -116,7 +116,7 @@ class SupervisedProtocol(Protocol):
         return context.out / f".unfinished-{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
 
     def loader(self, context: EvalContext) -> ResumableLoader:
-        """Batches ``(indices, [views], targets)``; the last, incomplete one of an epoch is dropped.
+        """Batches ``(indices, [views], targets)``; an incomplete last batch is dropped.
 
         Order and views depend only on (seed, epoch, index), not on the number of workers.
         """
@@ -136,7 +136,7 @@ class SupervisedProtocol(Protocol):
         )
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """Mixed precision inside the block, with Lightning's names."""
+        """Context manager of mixed precision; ``precision`` uses Lightning's names."""
         mixed = self.precision != "32-true"
         return torch.autocast(device.type, dtype=_DTYPES.get(self.precision), enabled=mixed)
 
@@ -154,8 +154,8 @@ class SupervisedProtocol(Protocol):
         """Trains a module; continues after the last finished epoch of an earlier, stopped call.
 
         Random numbers come from (seed, epoch), so that training in parts gives the same result.
-        Rates follow :func:`_cosine_schedule`. With ``heads_only`` the module has linear classifiers
-        alone, some of which may diverge. Returns the mean loss of the last epoch.
+        Rates follow :func:`_cosine_schedule`. With ``heads_only`` the module consists of linear
+        classifiers, some of which may diverge. Returns the mean loss of the last epoch.
 
         Raises:
             UserError: loss or weights of an epoch are not finite.
@@ -212,7 +212,8 @@ class SupervisedProtocol(Protocol):
 def _cosine_schedule(optimizer: Optimizer, steps: int, warmup: int = 0) -> Any:
     """timm's schedule by step: linear from 0 over ``warmup`` steps, then half a cosine to 0.
 
-    Call ``step_update(n)`` before step n, counted from 0. A group's ``lr_scale`` is a factor.
+    Call ``step_update(n)`` before step n, counted from 0. A group's ``lr_scale`` multiplies its
+    rate.
     """
     return CosineLRScheduler(
         optimizer,
@@ -235,10 +236,11 @@ def _seeded(seed: int) -> Iterator[None]:
 class LinearAugmented(SupervisedProtocol):
     """Settings of ``eval linear_augmented``: SGD on augmented views, with a frozen backbone.
 
-    Momentum 0.9, a cosine schedule to 0, ``weight_decay`` of weights and biases. Every rate of
-    ``lr``, given for a batch of 256, has two classifiers on the same features: the first is trained
-    on all images, the second without those held out. The rate is chosen whose second classifier is
-    best on the fixed views of the held-out images, on a tie the smallest; its first is tested.
+    SGD has momentum 0.9, a cosine schedule to 0, and ``weight_decay`` of weights and biases. Every
+    rate of ``lr``, given for a batch of 256, has two classifiers on the same features: the first is
+    trained on all images, the second without the held-out ones. The chosen rate is the one whose
+    second classifier is best on the fixed views of the held-out images, on a tie the smallest; its
+    first classifier is tested.
 
     >>> LinearAugmented(epochs=10, lr=[0.1, 1.0]).batch_size
     256
@@ -311,7 +313,7 @@ class LinearAugmented(SupervisedProtocol):
 class Classifier(nn.Module):
     """Logits ``W pool(backbone(x)) + b``, (B, C), of images (B, 3, H, W), with fp32 features.
 
-    W starts at normal weights of deviation 0.01, b at zero.
+    W is initialised from a normal distribution of standard deviation 0.01, b with zeros.
 
     >>> model = Classifier(nn.Conv2d(3, 16, 3), 16, 10)
     >>> model(torch.ones(4, 3, 8, 8)).shape
@@ -331,7 +333,7 @@ class Classifier(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
         """Maps a parameter's name to the number of its layer, in timm's interface."""
-        # timm groups a whole model, with a classifier after the backbone.
+        # timm groups the parameters of a whole model, whose classifier follows the backbone.
         named = [
             *self.backbone.named_parameters(),
             *((f"head.{n}", p) for n, p in self.head.named_parameters()),
@@ -344,9 +346,9 @@ class Classifier(nn.Module):
     def param_groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
         """Parameter groups with timm's ``weight_decay`` and ``lr_scale``.
 
-        Of the layers 0 ... L, where L is the classifier, layer l learns at
-        ``layer_decay ** (L - l)`` times the rate. Vectors, and parameters that the backbone names,
-        are not decayed.
+        Layers are numbered 0 ... L, where L is the classifier. The rate of layer l is multiplied by
+        ``layer_decay ** (L - l)``. Vectors, and parameters that the backbone's ``no_weight_decay``
+        names, are not decayed.
 
         Source:
             BEiT (Bao et al., 2021, arXiv 2106.08254).
@@ -446,7 +448,7 @@ class Finetune(SupervisedProtocol):
 
     @torch.no_grad()
     def predicted(self, model: nn.Module, loader: Any, device: str) -> tuple[Tensor, Tensor]:
-        """Logits (n, C), fp32, and targets (n,) of ``(images, targets)``, in eval mode."""
+        """Logits (n, C), fp32, and targets (n,) of all batches of a loader, in eval mode."""
         model.eval()
         parts: list[tuple[Tensor, Tensor]] = []
         with self.autocast(torch.device(device)):

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 Launcher = Callable[[Sequence[Path], Callable[[], None]], dict[Path, str]]
 """``launcher(folders, tick)`` runs every folder that holds ``planned.json``, in that order.
 
-``tick`` is called about twice a second and after the last run. It returns the runs that failed,
-each with a reason in one line; the others go on.
+``tick`` is called about twice a second and after the last run. The launcher returns the runs that
+failed, each with a reason in one line; a failed run does not stop the others.
 """
 TICK = 0.5
 _PATIENCE = 30.0
@@ -35,12 +35,13 @@ _JOB = "slurm_job"
 
 
 class LocalLauncher:
-    """Runs several processes at once.
+    """Executes several runs at once, each in a process on this machine.
 
-    They are forks of one process that has imported everything, which takes longer than a small run.
+    The processes are forks of one that has imported everything, because importing takes longer than
+    a small run.
 
     Args:
-        parallel: how many; null: as many as there are GPUs, else cores, for all processes.
+        parallel: number of runs at once; null: as many as the GPUs, or else the cores, suffice for.
         threads: CPU threads of a run.
         devices: GPUs, or processes on a CPU, of one run.
 
@@ -104,7 +105,7 @@ class LocalLauncher:
 
 
 def _ended(folder: Path, code: int, log_name: str = LOG) -> dict[Path, str]:
-    """Why a run that has ended has no record: the last line that it printed."""
+    """Why an ended run failed (its last printed line), by folder; empty if it succeeded."""
     if code == 0 and (folder / RECORD).is_file():
         return {}
     text, file = "", folder / log_name
@@ -120,20 +121,20 @@ def _last_line(text: str) -> str:
 
 
 class Job:
-    """A job of the array; submitit queues a pre-empted one again, by ``checkpoint``."""
+    """A job of the array; when SLURM pre-empts it, submitit queues what ``checkpoint`` returns."""
 
     def __call__(self, folder: str) -> None:
         work(Path(folder))
 
     def checkpoint(self, folder: str) -> Any:
-        """What submitit queues when SLURM pre-empts the job."""
+        """Returns the same job, for submitit to queue it again."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(Job(), folder)
 
 
 class SlurmLauncher:
-    """An array of jobs through submitit.
+    """Executes runs as an array of SLURM jobs, through submitit.
 
     Args:
         parallel: number of jobs at once; null lets SLURM decide.
@@ -143,7 +144,7 @@ class SlurmLauncher:
         cluster: ``slurm``; ``local`` runs the same jobs as processes on this machine.
 
     Raises:
-        UserError: submitit is not installed, or SLURM is not there.
+        UserError: submitit is not installed, or SLURM is not available.
         ConfigError: an option that submitit refuses.
     """
 
@@ -202,12 +203,13 @@ class SlurmLauncher:
 
 
 class RayLauncher:
-    """Tasks of a Ray cluster, each of which has a run as its child process.
+    """Executes runs as tasks of a Ray cluster; the run is a child process of its task.
 
-    Ray starts the task of a killed worker, a lost node or a killed run again, and the run goes on
-    from its last checkpoint. A run of several nodes is a task on each; the first one starts the
-    others and fails with any of them. Runs end with the call that started them. Without
-    ``RAY_ADDRESS`` or a cluster that this machine belongs to, one of this machine is started.
+    If a worker or a run is killed or a node is lost, Ray starts the task again, and the run
+    continues from its last checkpoint. A run on several nodes has a task on each; the first task
+    starts the others, and fails if one of them fails. Runs end when the call that started them
+    ends. Without ``RAY_ADDRESS`` or a cluster that this machine belongs to, a cluster of this
+    machine is started.
 
     Args:
         threads: CPU threads of a process.
@@ -248,17 +250,17 @@ class RayLauncher:
         place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         module, seconds, here = work.__module__, TICK, os.getcwd()
         changes = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-        # Where one of several processes is lost, others fail by any error but a user's.
+        # No retry after these exit codes: if one of several ranks is lost, the others exit with 1.
         final = (0, 2) if nodes * devices > 1 else (0, 1, 2)
 
-        # Ray sends what it cannot import, as this function, with what it refers to: the worker
+        # Ray pickles this inner function together with what it refers to, so that the worker
         # imports neither this file nor torch.
         def run(folder: str, node: int = 0, **meeting: str) -> tuple[int, str]:
             others: list[Any] = []
             failed: list[Any] = []
             if node == 0 and nodes > 1:
                 group = ray.util.get_current_placement_group()
-                # Ray may have to find another node for one that was lost.
+                # After the loss of a node, Ray may have to find another one first.
                 while not group.wait(seconds):
                     pass
                 with socket.create_server(("", 0)) as free:
@@ -272,7 +274,7 @@ class RayLauncher:
             environ = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
             environ |= {**changes, **meeting, "NODE_RANK": str(node)}
             with open(os.path.join(folder, logs[node]), "ab") as log:
-                # Its standard input closes when the worker ends, in whatever way, and ends it too.
+                # This pipe closes when the worker ends for any reason, which ends the run too.
                 process = subprocess.Popen(
                     [sys.executable, "-m", module, folder],
                     cwd=here,
@@ -282,7 +284,7 @@ class RayLauncher:
                     stderr=log,
                 )
             try:
-                # Ray's cancellation does not interrupt a wait without end.
+                # Poll, because Ray cannot cancel a task that waits without a timeout.
                 while process.poll() is None and not failed:
                     time.sleep(seconds)
                     done, others = ray.wait(others, num_returns=len(others), timeout=0)
@@ -299,7 +301,7 @@ class RayLauncher:
                 raise ChildProcessError(code, log_name)
             return code, log_name
 
-        # The first of several tasks raises a RayError where Ray has lost another one.
+        # The first of several tasks raises a RayError if Ray has lost another one.
         again = [ChildProcessError, ray.exceptions.RayError]
         try:
             self.task = ray.remote(**given, retry_exceptions=again)(run)
@@ -311,7 +313,7 @@ class RayLauncher:
         held = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         fit = sum(all(one.get(k, 0) >= v for k, v in self.takes.items()) for one in held)
         if fit < nodes > 1:
-            # Ray itself says nothing, and a cluster may grow.
+            # Only warn: Ray itself would wait silently, and a cluster may grow.
             logger.warning(
                 f"--nodes={nodes}: runs wait for nodes with {self.takes}, of which Ray has {fit}"
             )
@@ -350,7 +352,7 @@ class RayLauncher:
             try:
                 failed |= _ended(folder, *self.ray.get(task))
             except ChildProcessError as error:
-                # Ray's error has that of the task as its argument.
+                # The first argument of Ray's error is the error of the task.
                 failed |= _ended(folder, *error.args[0].args)
             except self.ray.exceptions.RayError as error:
                 failed[folder] = _last_line(str(error))

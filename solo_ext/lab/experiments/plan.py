@@ -1,4 +1,4 @@
-"""The runs of a benchmark."""
+"""Plans the runs of a benchmark."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class PlannedRun:
 def make_plan(
     settings: BenchmarkSettings, rows: Sequence[str] | None = None, devices: int = 1, nodes: int = 1
 ) -> list[PlannedRun]:
-    """Plans all runs, teachers first and then one seed of everything after the other.
+    """Plans all runs: the teachers first, then all rows seed by seed.
 
-    ``rows`` are the default ones if none are named; ``devices`` on each of the ``nodes`` of a run
-    share its batch. A teacher that is not among them is planned if a student is.
+    ``rows`` are the default ones if none are named. The ``devices`` on each of the ``nodes`` of a
+    run share its batch. The teacher is planned too if a student is planned.
 
     Raises:
         ConfigError: an unknown row, two equal rows, or an invalid config.
@@ -123,7 +123,7 @@ def _runs(
         kind = "host"
     if "teacher" not in (config.get("method_kwargs") or {}):
         teacher = None
-    # The file of a teacher that has not been trained yet cannot be checked.
+    # `prepare` would need the file of the teacher, which has not been trained yet.
     (check_run if teacher else prepare)(config)
     runs = []
     for seed in settings.seeds_of(name):

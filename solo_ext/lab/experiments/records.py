@@ -49,7 +49,7 @@ class Record(TypedDict):
         evaluation: settings of the suite, by protocol; null: defaults.
         code: from :func:`code_version`.
         environment: as in a run directory: host, packages, processor, GPUs.
-        seconds: of training, without evaluations; null for baselines, as the next two.
+        seconds: of training, without evaluations; null for baselines, like the next two.
         memory: peaks of the training process in bytes: ``resident``, ``cuda``.
         scores: in percent (also NMI and the like), after the last epoch.
         curves: null without ``online_eval``.
@@ -117,7 +117,7 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def code_version() -> dict[str, Any]:
-    """``version``; in a git checkout also ``commit``, and ``changed`` if files differ from it.
+    """``version``; in a git checkout also ``commit``, and ``changed`` if files differ from that.
 
     >>> code_version()["version"] == __version__
     True
@@ -143,8 +143,9 @@ def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
     """Appends a line for every hypothesis that is new or changed, before any run is started.
 
     A line has the name, a digest of what decides the verdict, the hypothesis and the time (UTC).
-    Its wording, its source and its ``note`` are not part of the digest; nor is what it isolates,
-    which may be narrowed, as that decides less, but widened is a change.
+    The digest leaves out its wording, ``source``, ``expected`` and ``note``. It leaves out
+    ``isolates`` too: narrowing it is no change, because fewer comparisons then decide, but widening
+    it is one.
 
     >>> import tempfile
     >>> from solo_ext.lab.experiments.settings import read_benchmark
@@ -170,7 +171,7 @@ def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
 
 
 def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
-    """When each hypothesis was last changed; those that were never noted as they are have none.
+    """When each hypothesis was last changed; omits one whose current form was never noted.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> times_written(read_benchmark("claims_e2"), Path("nowhere"))
@@ -192,7 +193,7 @@ def _is_noted(hypothesis: Hypothesis, line: Mapping[str, Any]) -> bool:
 
 def _digest(hypothesis: Hypothesis) -> str:
     deciding = hypothesis.model_dump(exclude={"note", "claim", "source", "expected", "isolates"})
-    # A given margin is a float, but 0 is left out of the settings that a folder stores.
+    # Digest 0.0 as 0: a given margin is a float, but stored settings leave out the default 0.
     deciding["margin"] = deciding["margin"] or 0
     text = json.dumps(deciding, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

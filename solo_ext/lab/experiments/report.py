@@ -32,7 +32,7 @@ from solo_ext.lab.pages import (
 
 DASH = "\N{EN DASH}"
 _BEFORE_PATCHES = "momentum networks averaged in place, LARS and schedules of timm and torch"
-"""Patches that always applied when the oldest records were made, which do not name them."""
+"""Patches that always applied when the oldest records were made; those name no patches."""
 _MOST_LINES = 8
 _COLOURS = dict(zip(WHOSE, ("C0", "C1", "C7", "C4"), strict=True))
 
@@ -41,8 +41,8 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
     """Writes ``report.md``, ``report.html`` and, where there are hypotheses, ``verdicts.json``.
 
     Args:
-        folder: written by ``solo-ext benchmark run``, or one with several such folders in it, whose
-            page begins with the verdicts of all.
+        folder: written by ``solo-ext benchmark run``, or a folder of several such folders; its page
+            begins with all verdicts.
         out: folder of the report; null: ``folder``.
 
     Raises:
@@ -75,7 +75,7 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
 
 
 def claims_table(every: Sequence[Results]) -> Table:
-    """A line for each verdict of several benchmarks.
+    """One line per verdict of several benchmarks.
 
     >>> claims_table([]).head
     ['Claim', 'Expected', 'Difference, 95 % interval', 'Verdict']
@@ -227,7 +227,7 @@ def mean_and_deviation(found: Estimate | None, of: int | None = None) -> str:
 
 
 def _mean_and_interval(found: Estimate | None, of: int | None = None) -> str:
-    """As :func:`mean_and_deviation`, a difference and its 95 % interval."""
+    """A difference and its 95 % interval, in the format of :func:`mean_and_deviation`."""
     if found is None:
         return DASH
     spread = "" if found.low is None else f" ({found.low:+.2f} to {found.high:+.2f})"
@@ -240,7 +240,7 @@ def _count(found: Estimate, of: int | None) -> str:
 
 
 def scores_table(results: Results, place: Place) -> Table:
-    """A line for each row: its scores and its cost.
+    """One line per row, with its scores and its cost.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> scores_table(Results(read_benchmark("demo"), []), Place("digits", "default")).head[:3]
@@ -398,7 +398,7 @@ def _protocols_table(records: Sequence[Record]) -> Table:
 
 
 def _score_figures(results: Results, place: Place) -> list[Figure]:
-    """For each measure, the seeds of each row with their mean and deviation."""
+    """One figure per measure: the scores of each row's seeds, their mean and deviation."""
     figures = []
     for measure in results.measures:
         held = {
@@ -409,7 +409,7 @@ def _score_figures(results: Results, place: Place) -> list[Figure]:
         if not held:
             continue
         with plain_text():
-            # Not wider, so that a phone shows the text at 10 pixels.
+            # Keep the figure this narrow, so that a phone shows its text at 10 pixels.
             drawing = Drawing(figsize=(4.5, 1.4 + 0.3 * len(held)), layout="constrained")
             axes = drawing.subplots()
             axes.grid(axis="x", alpha=0.3)
@@ -431,7 +431,7 @@ def _score_figures(results: Results, place: Place) -> list[Figure]:
 
 
 def _curve_figures(results: Results, place: Place, measure: str) -> list[Figure]:
-    """For each family of rows, the score over epochs, and over seconds of training."""
+    """One figure per family of rows: the score over epochs, and over seconds of training."""
     rows = [row for row in results.rows(place) if results.curve(place, row, measure)]
     levels = {
         row: found.mean
@@ -462,7 +462,7 @@ def _curve_figures(results: Results, place: Place, measure: str) -> list[Figure]
 
 
 def _families(results: Results, rows: Sequence[str]) -> list[list[str]]:
-    """Rows that share a chart: each base with the rows compared with it, and all the others."""
+    """Groups rows by chart: each base with the rows compared with it, then all other rows."""
     bases = {row: [r for r in rows if row in results.settings.rows[r].bases] for row in rows}
     found = [[base, *compared] for base, compared in bases.items() if compared]
     shown = {row for family in found for row in family}

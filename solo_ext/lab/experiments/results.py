@@ -70,8 +70,8 @@ class Results:
 
     Args:
         settings: the benchmark.
-        records: of its runs; ``left_out`` names those that do not count.
-        written: when each hypothesis was last changed; one without a time stays undecided.
+        records: records of its runs; the attribute ``left_out`` names those that do not count.
+        written: when each hypothesis was last changed; a hypothesis without a time stays undecided.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> Results(read_benchmark("demo"), []).places(empty=True)
@@ -146,7 +146,7 @@ class Results:
         return estimate([above[seed] - below[seed] for seed in above if seed in below])
 
     def best(self, place: Place, measure: str) -> list[str]:
-        """Rows with the highest mean of those with the most seeds; equal if printed alike.
+        """Rows with the highest mean, to two decimals, among those with the most seeds.
 
         Baselines and teachers are never the best.
         """
@@ -180,7 +180,7 @@ class Results:
     def curve(self, place: Place, row: str, measure: str) -> list[tuple[int, float, float]]:
         """Epochs, seconds of training and score; means over the seeds that have a curve.
 
-        Only epochs that all of these seeds measured are points.
+        The points are the epochs that all of these seeds measured.
         """
         by_seed: list[dict[int, tuple[float, float]]] = []
         for record in self.runs(place, row).values():
@@ -237,7 +237,7 @@ _CAME_LATER = {
     "method_kwargs.exclude_own": False,
     "method_kwargs.anneal_beta": False,
 }
-"""Keys that earlier records lack, and what they mean there."""
+"""Keys that earlier records lack, and the values that apply to those records."""
 
 
 def _differing_keys(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -252,7 +252,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
         elif key == "augmentations":
-            # As everywhere, a key that is null is the same as none: earlier records lack some.
+            # A null key means the same as a missing key, and earlier records lack some keys.
             yield key, [{k: v for k, v in view.items() if v is not None} for view in value]
         else:
             yield f"{prefix}{key}", value

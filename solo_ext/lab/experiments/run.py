@@ -1,4 +1,4 @@
-"""Runs a benchmark: only runs without a record are done."""
+"""Runs a benchmark, but only those of its runs that have no record yet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_benchmark(
     launcher: Launcher,
     say: Callable[[str], object] = lambda _: None,
 ) -> tuple[list[Record], dict[str, str]]:
-    """Does the runs that have no record yet: students after all others.
+    """Executes the runs that have no record yet; students run after their teachers.
 
     Records are added to ``records.jsonl`` as runs finish. A call that was stopped for any reason
     can be repeated: finished runs are kept; unfinished ones continue from their last checkpoint.
@@ -113,7 +113,7 @@ def run_benchmark(
 
 
 def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:
-    """Settings with the seeds that the folder already has; refuses that of another benchmark."""
+    """Adds the seeds that the folder already has; refuses a folder of another benchmark."""
     file = out / SETTINGS
     if not file.is_file():
         return settings
@@ -127,7 +127,7 @@ def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSett
 
 
 def _collect(out: Path, plan: Sequence[PlannedRun], held: dict[str, Record]) -> list[Record]:
-    """Adds the records of planned runs that are missing in ``held``, and returns them."""
+    """Adds new records of planned runs to ``records.jsonl`` and ``held``, and returns them."""
     fresh = []
     for run in plan:
         file = out / RUNS / run.folder / RECORD

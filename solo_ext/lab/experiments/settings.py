@@ -73,7 +73,7 @@ class Row(Section):
 
 
 class Tuning(Section):
-    """How rows are tuned: by as many trials each, the first of which changes nothing.
+    """How rows are tuned: each by the same number of trials, the first of which changes nothing.
 
     Attributes:
         holdout: share of the training images that scores a trial.
@@ -94,12 +94,12 @@ class Hypothesis(Section):
 
     Attributes:
         row: the row that is expected above ``base`` in ``measure``, or not above it, or equal.
-        margin: points above ``base`` that ``not_above`` still tolerates, or on both sides within
-            which ``equal`` holds.
+        margin: points by which ``row`` may be above ``base`` for ``not_above``, or differ from it
+            for ``equal``.
         seeds: least number of pairs for a verdict.
         expected: the difference in points that the source or a calculation leads to, as text.
-        isolates: keys of the config, or sections of it, in which alone the two rows differ; runs
-            that differ in others too decide nothing. Null: not checked.
+        isolates: the only keys or sections of the config in which the two rows may differ; if they
+            differ in others too, the verdict is undecided. Null: not checked.
         note: explanation of the outcome, written afterwards.
 
     >>> claim = {"claim": "neighbours help", "source": "arXiv 2104.14548"}
@@ -134,15 +134,15 @@ class BenchmarkSettings(Section):
     """A grid: data sets x budgets x rows x seeds.
 
     Attributes:
-        datasets: by folder of configs.
-        budgets: changes of every run, by name.
+        datasets: data sets by the name of their folder of configs.
+        budgets: changes that apply to every run of a budget, by its name.
         default_rows: rows that are run if none are named; null: all.
         teacher: the row whose run, of seed 0, is the teacher of the others.
         evaluation: settings of ``solo-ext eval suite`` after the last epoch, by protocol; null
             means a protocol's defaults.
         headline: scores in the order of the table; the curves show the first one.
         threads: CPU threads of a run; numbers on a CPU depend on it.
-        minutes: that a run takes with these threads, evaluation included, as it was measured.
+        minutes: measured minutes that a run takes with these threads, evaluation included.
         config_path: folder of the user's own configs; null: the shipped ones.
 
     >>> rows = {"pcl": {"config": "pcl", "bases": ["simclr"]}, "simclr": {"config": "simclr"}}
@@ -197,14 +197,14 @@ class BenchmarkSettings(Section):
                 raise ConfigError(key, name, "no such row", nearest(name, self.rows, show=40))
 
     def _check_measure(self, key: str, measure: str) -> None:
-        """Refuses a score that no protocol can give: it begins with its protocol: ``knn_acc5``."""
+        """Refuses a score that no protocol gives; names start with the protocol: ``knn_acc5``."""
         protocols = self.evaluation
         if not any(measure == p or measure.startswith(f"{p}_") for p in protocols):
             problem = "no protocol of the evaluation gives it"
             raise ConfigError(key, measure, problem, nearest(measure, protocols))
 
     def seeds_of(self, row: str) -> list[int]:
-        """Seeds of a row's runs; all students of a benchmark share one teacher."""
+        """Seeds of a row's runs; the teacher has only seed 0, because all students share it."""
         return [0] if row == self.teacher else self.seeds
 
 
@@ -250,7 +250,7 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
 
 
 def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
-    """Validates settings, those of its protocols too.
+    """Validates the settings of a benchmark, including those of its protocols.
 
     Raises:
         ConfigError: an unknown key, row or score, or a value out of range.

@@ -1,4 +1,4 @@
-"""The same tuning effort for every row, scored on held-out training images."""
+"""Tunes every row with the same effort, scored on held-out training images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def trial_settings(
 
     Raises:
         ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
-            a measure that the evaluation does not give, or nothing to draw.
+            a measure that the evaluation does not give, or no setting to tune.
 
     >>> from solo_ext.lab.experiments.settings import checked_benchmark
     >>> tuning = {"trials": 2, "space": {"optimizer.lr": {"choices": [0.1, 0.3]}}}
@@ -83,7 +83,7 @@ def write_tuned(
 ) -> Path:
     """Writes ``tuned.yaml``: the benchmark with the settings of each row's best trial.
 
-    Among equal trials the first is taken, so that a row changes only for something better.
+    Among equal trials the first is taken, so that a row changes only for a better score.
 
     >>> import tempfile
     >>> from solo_ext.lab.experiments.settings import read_benchmark
@@ -127,7 +127,7 @@ def _draws(tuning: Tuning, name: str, row: Row) -> list[dict[str, Any]]:
     space = tuning.space | row.space
     if not space:
         raise ConfigError("tuning.space", {}, f"nothing to tune of {name}", "name settings")
-    # Draw a whole power of 2: otherwise the sequence is not balanced.
+    # Draw a power of 2 of points: otherwise the sequence is not balanced.
     power = max(0, math.ceil(math.log2(max(tuning.trials - 1, 1))))
     points = qmc.Sobol(len(space), scramble=True, seed=0).random_base2(power)
     draws: list[dict[str, Any]] = [{}]
@@ -138,7 +138,7 @@ def _draws(tuning: Tuning, name: str, row: Row) -> list[dict[str, Any]]:
 
 
 def _value(dimension: Dimension, x: float) -> Any:
-    """The value for a point between 0 and 1; numbers are rounded to four digits."""
+    """The value for a point between 0 and 1; numbers have four significant digits."""
     if dimension.choices is not None:
         return dimension.choices[int(x * len(dimension.choices))]
     low, high = dimension.low, dimension.high

@@ -1,4 +1,4 @@
-"""What intervals over seeds say for or against hypotheses."""
+"""Decides hypotheses by confidence intervals over seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Verdict:
 
     Attributes:
         estimate: mean and interval of the differences paired by seed; null without pairs.
-        reason: why it is undecided, otherwise empty.
+        reason: why the answer is undecided, otherwise empty.
 
     >>> claim = Hypothesis(claim="it helps", source="a paper", row="a", base="b", measure="knn")
     >>> place = Place("digits", "default")
@@ -51,11 +51,11 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def _verdict(results: Results, name: str, claim: Hypothesis, place: Place) -> Verdict:
-    """``reproduced`` if the whole interval is where it was expected; with a reason if undecided.
+    """The verdict: ``reproduced`` if the whole interval is where the hypothesis expects it.
 
-    To show that a row is not above another, the interval must end below the margin, and to show
-    that both are equal, ``equivalent``, lie within it: finding no difference does not show that
-    there is none.
+    To show that a row is not above another, the interval must end at or below the margin. To show
+    that both are ``equivalent``, it must lie within the margin: finding no difference does not show
+    that there is none.
     """
     mean = results.difference(place, claim.row, claim.base, claim.measure)
     if reason := _objection(results, name, claim, place, mean):
@@ -80,7 +80,7 @@ def _verdict(results: Results, name: str, claim: Hypothesis, place: Place) -> Ve
 def _objection(
     results: Results, name: str, claim: Hypothesis, place: Place, mean: Estimate | None
 ) -> str:
-    """Why the runs decide nothing, whatever their numbers; empty if they do."""
+    """Why the runs cannot decide, whatever their scores; empty if they can."""
     if unlike := results.unlike(place, claim.row, claim.base):
         return f"the rows are not of the same {', '.join(unlike)}"
     keys = results.differing(place, claim.row, claim.base)
@@ -101,5 +101,5 @@ def _objection(
 
 
 def _not_isolated(keys: Iterable[str], isolates: Iterable[str]) -> list[str]:
-    """Differing keys that ``isolates`` does not name, neither themselves nor their section."""
+    """Keys that differ although ``isolates`` names neither them nor their section."""
     return [key for key in keys if not f"{key}.".startswith(tuple(f"{own}." for own in isolates))]

@@ -1,4 +1,4 @@
-"""One run of a benchmark; a further rank of it is this module with the folder as argument."""
+"""Executes one run of a benchmark; its other ranks run this module with the folder as argument."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def work(folder: Path) -> None:
         config["method_kwargs"]["teacher"]["path"] = str(folder.parent / planned.teacher)
     torch.set_num_threads(planned.threads)
     if int(os.environ.get("LOCAL_RANK", 0)) or int(os.environ.get("NODE_RANK", 0)):
-        # A further rank, of Lightning's or on a further node, only trains: rank 0 writes.
+        # Other ranks, started by Lightning or on another node, only train; rank 0 writes.
         if planned.baseline is None:
             _train(prepare(config), folder)
         return
@@ -73,8 +73,9 @@ def work(folder: Path) -> None:
 class EpochLog(Callback):
     """Writes a line per epoch: its number from 0, images, seconds of training, and peak memory.
 
-    Time counts from the start of the epoch, an E-step included, to its last batch: validation,
-    evaluation and checkpoints come later. If a killed run repeats an epoch, its second line counts.
+    The seconds count from the start of the epoch, an E-step included, to its last batch:
+    validation, evaluation and checkpoints come later. If a killed run repeats an epoch, the second
+    line counts.
     """
 
     def __init__(self, file: Path, batch_size: int) -> None:
@@ -129,14 +130,14 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
             raise RuntimeError(f"{name} is {score}: the run has no usable features")
     shutil.rmtree(folder / "features", ignore_errors=True)
     codes = read_jsonl(folder / CODE)
-    # A repeated epoch replaces its first line.
+    # The last line of an epoch counts: a killed run may have repeated it.
     by_number = {line["epoch"]: line for line in read_jsonl(folder / EPOCHS)}
     epochs = [by_number[number] for number in sorted(by_number)]
     seconds = sum(e["seconds"] for e in epochs)
     of_plan = {k: v for k, v in vars(planned).items() if k not in ("baseline", "teacher")}
     measured = {
         "config": _without_paths(prepared.run.model_dump(), planned),
-        # The code of the first start counts as changed if a later one ran other code.
+        # Record the code of the first start, as `changed` if a later start ran other code.
         "code": codes[0] | ({"changed": True} if codes != codes[:1] * len(codes) else {}),
         "environment": where,
         "epochs": len(epochs),
@@ -166,7 +167,7 @@ def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:
 
 
 def _short(name: str) -> str:
-    """The name of a score: ``knn``, ``lowshot_10_per_class``."""
+    """Removes ``acc1`` from the name of a score: ``knn``, ``lowshot_10_per_class``."""
     return name.replace("acc1", "").strip("_").replace("__", "_")
 
 
@@ -178,7 +179,7 @@ def _peaks(epochs: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
 
 
 def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]:
-    """Removes paths of data: records are published."""
+    """Removes paths of data from a config, because records are published."""
     data = {k: v for k, v in given["data"].items() if k not in ("train_path", "val_path")}
     kwargs = dict(given["method_kwargs"])
     if planned.teacher is not None:
@@ -187,7 +188,7 @@ def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]
 
 
 def _curves(folder: Path, epochs: Sequence[Mapping[str, Any]]) -> Curves | None:
-    """What was measured during training, under the names of the scores after it."""
+    """Scores measured during training, under the same names as those after training."""
     lines = {int(m["epochs_done"]): m for m in read_jsonl(folder / METRICS) if "epochs_done" in m}
     if not lines:
         return None
@@ -204,32 +205,32 @@ def _curves(folder: Path, epochs: Sequence[Mapping[str, Any]]) -> Curves | None:
 
 
 def work_in_process(folder: Path, visible: str | None) -> None:
-    """Does a run in a process that :mod:`multiprocessing` started for it, which it ends.
+    """Executes a run in its own process of :mod:`multiprocessing`, and exits that process.
 
     Args:
         folder: the run directory; what is printed goes to its log.
         visible: the GPUs of the run, as ``CUDA_VISIBLE_DEVICES`` has them.
     """
-    # The process that this one was forked from ignores the job's signals, and this one must not.
+    # The fork server, which started this process, ignores the job's signals; this process must not.
     for number in JOB_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    # Forget that this process came from a fork server: a loader's workers start as in any run.
+    # Reset the start method that the fork server set: loader workers start as in any run.
     multiprocessing.set_start_method(None, force=True)
     with (folder / LOG).open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    # Standard input becomes a pipe that closes when the launcher ends, in whatever way. Further
-    # ranks inherit it.
+    # Standard input becomes a pipe that closes when the launcher ends for any reason. Other ranks
+    # inherit it.
     launcher = multiprocessing.parent_process()
     assert launcher is not None
     os.dup2(launcher.sentinel, 0)
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    # Lightning starts further ranks by the command line that these two describe.
+    # Lightning derives the command line of other ranks from these two.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)
     sys.argv[1:] = [str(folder)]
     code = main()
-    # multiprocessing would wait for workers of loaders that an error has left.
+    # A normal exit would wait for loader workers that are left after an error.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -242,8 +243,8 @@ def _end_with_launcher() -> None:
 
 
 def main() -> int:
-    """Does the run of the folder that the command line names, until standard input ends."""
-    # Ctrl-C reaches the launcher too, which ends its runs by SIGTERM.
+    """Executes the run of the folder on the command line; exits if standard input closes."""
+    # Ignore Ctrl-C: the launcher receives it too, and ends its runs by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     show_messages()

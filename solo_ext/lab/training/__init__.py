@@ -1,9 +1,10 @@
 """Pretraining: from a config to a run directory.
 
-Read in the order of a run. `prepare` checks a config and opens the images (`builtin_methods` and
-`cpu_precision` are parts of it). `pretrain` is the run: it takes the directory (`run_dir`), chooses
-the checkpoint to continue from (`resumption`, which also says what a checkpoint holds) and calls
-Lightning's Trainer with the run's data and loggers (`trainer`), and with callbacks that save and
-stop (`checkpoints`, `signals`) and watch for non-finite losses (`nonfinite`), collapse and
-unreadable images (`watch`). Only `lightning_internals` uses Lightning's private attributes.
+Read the files in the order of a run. `prepare` checks a config and opens the images
+(`builtin_methods` and `cpu_precision` are parts of it). `pretrain` is the run: it chooses the run
+directory (`run_dir`) and the checkpoint to continue from (`resumption`, which also says what a
+checkpoint holds), and calls Lightning's Trainer with the run's data and loggers (`trainer`), and
+with callbacks that save and stop (`checkpoints`, `signals`) and watch for non-finite losses
+(`nonfinite`), collapse and unreadable images (`watch`). Only `lightning_internals` uses Lightning's
+private attributes.
 """

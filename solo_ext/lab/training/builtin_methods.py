@@ -1,7 +1,7 @@
-"""solo-learn's own methods: their ``method_kwargs``, and the settings without which they fail.
+"""solo-learn's own methods: their ``method_kwargs``, and checks for settings that make them fail.
 
-Main fills in defaults without checking for unknown keys, and the release takes the settings as
-arguments of its constructors. Both are checked here, with the defaults of main.
+The main branch fills in defaults without checking for unknown keys, and the release takes the
+settings as arguments of its constructors. This module checks both, with the defaults of main.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUEUED = ("all4one", "mocov2plus", "nnbyol", "nnclr", "nnsiam", "ressl")
 
 
 Fields = dict[str, tuple[Any, Any]]
-"""Type and default of settings by name; ``...`` is for those that have to be given."""
+"""Type and default of each setting by name; ``...`` marks a setting that must be given."""
 _PROJECTED: Fields = {"proj_hidden_dim": (PositiveInt, ...), "proj_output_dim": (PositiveInt, ...)}
 _CONTRASTIVE: Fields = {**_PROJECTED, "temperature": (PositiveFloat, ...)}
 _PREDICTED: Fields = {**_PROJECTED, "pred_hidden_dim": (PositiveInt, ...)}
@@ -138,7 +138,7 @@ def check_builtin(run: RunConfig, images: int) -> None:
     """Refuses settings that would make a built-in method fail during training.
 
     Args:
-        run: the checked config; a queue that is not a multiple of the batch is shortened to one.
+        run: the checked config; its queue size is rounded down to a multiple of the batch.
         images: number of training images.
 
     Raises:

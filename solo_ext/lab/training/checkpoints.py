@@ -1,4 +1,4 @@
-"""Checkpoints that continue the same run, at the end of an epoch or within it."""
+"""Writes the checkpoints from which a run continues, at the end of an epoch or within it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from solo_ext.lab.training.signals import Agreement, StopSignals, requeue
 
 
 class RunCheckpoint(Checkpoint):
-    """Writes ``<stem>-ep=<epoch>.ckpt``, and ``-step=<n>`` within an epoch.
+    """Writes ``<stem>-ep=<epoch>.ckpt``, or ``<stem>-ep=<epoch>-step=<n>.ckpt`` within an epoch.
 
-    The last epoch always has one. A file is written atomically; the previous one is kept as
-    ``....ckpt.previous``. A signal that asks the run to end, or the loss of a data worker, leads to
-    a checkpoint after the next optimiser step. So does an error between two steps, in the loading
-    of images for example, if the run has one process. A validation that is due after the step comes
-    first, because a resumed run would not repeat it.
+    The last epoch always gets a checkpoint. Files are written atomically; the previous checkpoint
+    is kept as ``....ckpt.previous``. A signal that asks the run to end, or the loss of a data
+    worker, leads to a checkpoint after the next optimiser step. If the run has one process, an
+    error between two steps, for example in loading images, leads to one at once. A validation that
+    is due after the step runs before the checkpoint is written, because a resumed run would not
+    repeat it.
 
     Raises:
         StoppedBySignal: in training, after the checkpoint was written.
-        ProcessLost: likewise.
+        ProcessLost: the same, after a data worker died.
         OSError: in training, if a checkpoint cannot be written; earlier ones are kept.
     """
 
@@ -62,16 +63,16 @@ class RunCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
         self.signals.listen()
         ignore_sigterm_of_rank_0(trainer)
-        # A checkpoint written before the method's own hook would lack one step of its momentum
-        # networks and queues.
+        # A checkpoint written before the method's own `on_train_batch_end` would lack one step of
+        # its momentum networks and queues.
         when_step_is_complete(trainer, pl_module, lambda i: self._save_within_epoch(trainer, i))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         remove_hooks(trainer, pl_module)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # A run that was killed between its last checkpoint and the removal of the one before it
-        # has nothing left to train or to save when it is resumed.
+        # Tidy up here too: a run that was killed between its last checkpoint and the removal of the
+        # one before it has nothing left to train or to save when it is resumed.
         held = [one.path for one in self._checkpoints()]
         if trainer.is_global_zero and held:
             self._outdate_others(held[-1])
@@ -89,7 +90,7 @@ class RunCheckpoint(Checkpoint):
         # Save only if the method has trained on every batch that was fetched: a resumed run would
         # skip the others.
         if loader.state_dict()["batches"] == done:
-            # Report the first error, even if saving fails too because the disk is full.
+            # Report the first error even if saving fails too, for example on a full disk.
             with contextlib.suppress(Exception):
                 self._save(trainer, f"-step={trainer.global_step}")
 
@@ -121,7 +122,7 @@ class RunCheckpoint(Checkpoint):
             self._stop_for(trainer, received, lost)
 
     def _agreed(self, trainer: pl.Trainer, *, now: bool = False) -> list[int]:
-        """What the processes agree on: signal received (or 0), worker lost, checkpoint due."""
+        """What all processes agree on: signal received (or 0), worker lost, checkpoint due."""
         waited = time.monotonic() - self._saved_at
         due = 0 < 60 * self.settings.every_n_minutes <= waited
         wishes = [
@@ -136,7 +137,7 @@ class RunCheckpoint(Checkpoint):
         if not received and not lost:
             return
         again = received and trainer.is_global_zero and requeue(signal.Signals(received))
-        # Launchers kill the other processes once one has ended, so let all wait for the first here.
+        # Launchers kill the other ranks once one has exited, so all wait here until rank 0 is done.
         trainer.strategy.barrier("stopped")
         command = f"`solo-ext pretrain --resume {self.run_dir}` goes on"
         then = "the job is requeued" if again else command
@@ -158,13 +159,13 @@ class RunCheckpoint(Checkpoint):
             atomic_write(target, trainer.save_checkpoint)
             self._outdate_others(target)
         else:
-            # Lightning collects the state of all processes, and writes on the first only.
+            # Every rank calls this: Lightning collects the state of all, and writes on rank 0 only.
             trainer.save_checkpoint(target)
         self._saved_at = time.monotonic()
         self._between_steps = False
 
     def _outdate_others(self, newest: Path) -> None:
-        """Keeps the one before the newest as the previous one, and removes those before it."""
+        """Marks the checkpoint before ``newest`` as previous, and deletes those before that."""
         # List the folder, because a killed process may have left more than one.
         keep = self.settings.keep_prev
         others = [
@@ -180,7 +181,7 @@ class RunCheckpoint(Checkpoint):
         os.replace(last, last.with_name(last.name + PREVIOUS))
 
     def _checkpoints(self) -> list[CheckpointFile]:
-        """Those of this run, the most advanced last."""
+        """Checkpoint files of this run, the most advanced last."""
         begin = f"{self.stem}-ep="
         return [held for held in checkpoints(self.run_dir) if held.path.name.startswith(begin)]
 

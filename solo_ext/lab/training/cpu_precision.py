@@ -1,4 +1,4 @@
-"""``precision: auto``: bfloat16 on a CPU that multiplies it faster and convolves it right."""
+"""``precision: auto``: bfloat16 on CPUs that are faster with it and convolve correctly in it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from solo_ext.config.schema import RunConfig
 
 logger = logging.getLogger(__name__)
 Convolutions = list[tuple[nn.Conv2d, tuple[int, ...]]]
-"""Layers, and the shape (C, H, W) of a map that each of them meets."""
+"""Layers, each with the shape (C, H, W) of an input that it receives."""
 BATCH, TRIALS, TOLERANCE = 16, 3, 0.02
-"""Images, passes, and the relative error above which a convolution is wrong; rounding: 0.004."""
+"""Images, repetitions, and the relative error that makes a convolution wrong; rounding: 0.004."""
 
 
 def precision_for(run: RunConfig, convolutions: Convolutions) -> str:
-    """``bf16-mixed`` if that is faster here and right, else ``32-true``.
+    """``bf16-mixed`` if it is faster and correct on this processor, else ``32-true``.
 
-    It is faster on processors with AVX512-BF16 or AMX (measured on the former). It depends on
-    nothing that is timed, so that a run can be repeated.
+    It is faster on processors with AVX512-BF16 or AMX (measured on the former). The choice uses no
+    timing, so that a run can be repeated.
 
     Args:
-        run: trains on the CPU, or keeps ``32-true``.
-        convolutions: those of its backbone.
+        run: the config; a run that is not on the CPU keeps ``32-true``.
+        convolutions: the convolutions of its backbone.
 
     >>> run = RunConfig.model_construct(accelerator="gpu")
     >>> precision_for(run, [(nn.Conv2d(3, 8, 3), (3, 32, 32))])
@@ -51,15 +51,15 @@ def multiplies_bfloat16() -> bool:
     >>> type(multiplies_bfloat16())
     <class 'bool'>
     """
-    # torch 2.10 does not say what the processor has, and keeps fp32.
+    # torch 2.10 cannot report what the processor has, so runs keep fp32 there.
     has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 def right(layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True) -> bool:
-    """Whether a convolution of maps (C, H, W) and its gradients are right in bfloat16.
+    """Whether a convolution of inputs (C, H, W) and its gradients are correct in bfloat16.
 
-    They are if they are those of fp32 up to rounding, for drawn weights.
+    They are compared with those in fp32, up to rounding, for random inputs and weights.
 
     >>> right(nn.Conv2d(8, 16, 3, padding=1), (8, 4, 4))
     True
@@ -67,8 +67,8 @@ def right(layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True) 
     False
     """
     if shape[1:] == (1, 1) and layer.stride != (1, 1) and layer.kernel_size != (1, 1):
-        # oneDNN leaves gradients of taps that see only padding unwritten there (torch 2.15). The
-        # memory often holds zeros, which are right, so that comparing shows it only now and then.
+        # Here oneDNN leaves gradients of kernel elements that see only padding uninitialised (torch
+        # 2.15). That memory often holds zeros, the correct values, so comparing may miss it.
         return False
     form = torch.channels_last if channels_last else torch.contiguous_format
     generator = torch.Generator().manual_seed(0)
@@ -85,12 +85,12 @@ def right(layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True) 
     try:
         exact = results()
     except RuntimeError:
-        # A layer that pads its input by itself cannot be checked, and is not trusted.
+        # A layer that pads its own input fails here; it cannot be checked, so it counts as wrong.
         return False
     dtypes = torch.float32, torch.bfloat16
     for _ in range(TRIALS):
-        # Fill the memory that the next results get with NaN: a kernel that leaves a part of its
-        # result unwritten is noticed only then.
+        # Fill the memory that the next results reuse with NaN, so that a kernel that leaves a part
+        # of its result uninitialised is noticed.
         spoilt = [torch.full_like(t, float("nan"), dtype=d) for t in exact for d in dtypes]
         del spoilt
         with torch.autocast("cpu", torch.bfloat16):

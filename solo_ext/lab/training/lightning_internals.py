@@ -44,7 +44,7 @@ def when_step_is_complete(
     """Calls ``then(batch_idx)`` when everything that belongs to a batch is done.
 
     That is after the method's own hook, and after the validation that follows the batch, if there
-    is one: a run resumed from here would not repeat it.
+    is one: a run resumed from here would not repeat that validation.
     """
     loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
     validate = loop.val_loop.run
@@ -56,14 +56,14 @@ def when_step_is_complete(
         if not validates_first:
             then(batch_idx)
 
-    # A hook of validation would not do: metrics and stage are then those of validation.
+    # A validation hook would be too early: metrics and stage are still those of validation.
     def after_validation() -> Any:
         nonlocal validates_first
         first_loop_iter = connector._first_loop_iter
         found = validate()
         if validates_first:
             validates_first = False
-            # Lightning itself sets these two next.
+            # Lightning itself sets these two after this function, but `then` needs them now.
             trainer.training, connector._first_loop_iter = True, first_loop_iter
             then(loop.batch_idx)
         return found
@@ -84,10 +84,10 @@ def ignore_sigterm_of_rank_0(trainer: pl.Trainer) -> None:
 def log_without_waiting(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
     """Lets steps log without waiting for other processes or for the device.
 
-    With ``sync_dist=True`` Lightning averages a step's values over the processes, each after a
-    barrier, in every step, but reads them every ``log_every_n_steps`` only. Here it averages those
-    that it reads; means over an epoch are averaged at its end, as before. Plain numbers are written
-    on the device, since the host waits for the end of a copy.
+    With ``sync_dist=True`` Lightning averages the values of every step over the processes, each
+    after a barrier, but reads them only every ``log_every_n_steps``. Here it averages only values
+    that it reads; means over an epoch are averaged at its end, as before. Python numbers are
+    created on the device, because the host would wait for a copy to end.
     """
     if trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu":
         # A single process on a CPU has nothing to wait for.
@@ -115,7 +115,7 @@ def log_without_waiting(trainer: pl.Trainer, pl_module: pl.LightningModule) -> N
 
 
 def remove_hooks(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-    """Undoes the functions above; it does nothing if none was called."""
+    """Undoes all functions above; it does nothing if none was called."""
     loop = trainer.fit_loop.epoch_loop
     loop._results.__dict__.pop("log", None)
     pl_module.__dict__.pop(_TO_TENSOR, None)
@@ -125,10 +125,10 @@ def remove_hooks(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
 
 
 def _validates_next(trainer: pl.Trainer) -> bool:
-    """Whether Lightning validates after this batch, and would not in a run resumed from here."""
+    """Whether Lightning validates after this batch but would not in a run resumed from here."""
     by_clock = getattr(trainer, "_val_check_time_interval", None) is not None
     if by_clock or (trainer.should_stop and trainer.fit_loop._can_stop_early):
-        # The clock restarts with the run, and a run that is about to stop is saved at its end.
+        # A resumed run restarts the clock, and a run that is about to stop is saved at its end.
         return False
     fetcher = trainer.fit_loop._data_fetcher
     assert fetcher is not None
@@ -145,17 +145,18 @@ def epoch_means(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def unlogged(trainer: pl.Trainer) -> dict[str, Any] | None:
-    """The metrics that Lightning will log after the hooks that write checkpoints, if any.
+    """Metrics that Lightning logs only after the hooks that write checkpoints, with their step.
 
-    A process killed in between has done the step or the epoch, but would never log it.
+    A process killed in between has done the step or the epoch, but would never log them. The result
+    is ``None`` if there are no such metrics.
     """
     if trainer.interrupted:
-        # The error came after the last step was logged.
+        # An error ended the run after its last step was logged.
         return None
     connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
     step = loop._batches_that_stepped
     if connector._first_loop_iter is None:
-        # At the end of an epoch its means are logged with its last step.
+        # Lightning logs the means of an epoch under the number of its last step.
         step -= 1
     elif trainer.fit_loop._should_accumulate() or not connector.should_update_logs:
         return None
@@ -165,7 +166,7 @@ def unlogged(trainer: pl.Trainer) -> dict[str, Any] | None:
 
 
 def start_other_ranks_by(command: Callable[[Sequence[str]], list[str]]) -> None:
-    """Starts the processes of further ranks by ``command(["python", "script", ...])``.
+    """Makes Lightning start other ranks by the command ``command(["python", "script", ...])``.
 
     >>> from unittest import mock
     >>> from lightning.pytorch.strategies.launchers import subprocess_script as launcher

@@ -1,4 +1,4 @@
-"""Losses, embeddings and gradients that are not finite: names the batches, stops or skips."""
+"""Finds non-finite losses, embeddings and gradients, records their batches, stops or skips."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from solo_ext.memory.state import State
 logger = logging.getLogger(__name__)
 NONFINITE = "nonfinite.jsonl"
 EVERY, EVERY_ON_CPU = 16, 1
-"""Batches between two readings on a GPU or with several processes, and of one on a CPU."""
+"""Batches between two readings: on a GPU or with several processes; in one process on a CPU."""
 MOST_IN_A_ROW = 32
-"""After so many bad steps in a row `skip` stops too: the weights or the data are spoilt."""
+"""After so many bad steps in a row `skip` stops too: the weights or the data are broken."""
 MOST_BEFORE_SAVING = 4
 """The same limit just before a checkpoint replaces the last good one."""
 SHORTEST = 1e-12
-"""Rows below this length are not normalised to 1; see :func:`torch.nn.functional.normalize`."""
+"""Smallest L2 norm that :func:`torch.nn.functional.normalize` scales to 1."""
 
 
 class _Batch(NamedTuple):
@@ -43,37 +43,38 @@ class _Batch(NamedTuple):
     indices: Tensor
     loss: Tensor
     bad_gradients: Tensor
-    """Known with the last batch of a step only, and not with a gradient scaler."""
+    """True only for the last batch of an optimiser step, and never with a gradient scaler."""
     lengths: Tensor
-    """(V N,) of the embeddings, crop by crop; ``bad_lengths`` says which cannot be normalised."""
+    """(V N,) L2 norms of embeddings, crop by crop; ``bad_lengths``: which cannot be normalised."""
     bad_lengths: Tensor
 
 
 class NonFiniteWatch(Callback):
     """Stops at batches whose loss, gradients or embeddings are not finite, or skips them.
 
-    Embeddings are those that a method keeps of its step, in the attribute ``step_embeddings``. One
-    shorter than :data:`SHORTEST`, or so long that its squares overflow (1.8e19 in fp32), cannot be
-    normalised: its gradient is some 1e11, or the loss constant in it, yet both are finite.
+    The embeddings are those that a method stores in its attribute ``step_embeddings``. An embedding
+    whose L2 norm is below :data:`SHORTEST`, or so large that its squares overflow (1.8e19 in fp32),
+    cannot be normalised: its gradient is about 1e11, or the loss does not depend on it, yet both
+    are finite.
 
-    A step only keeps its loss and a flag on the device. Every :data:`EVERY` batches a GPU starts
-    to copy them to the host, which reads the copy that was started before, so that it does not
-    wait. Before validation, at the end of an epoch and before a checkpoint is written it reads
-    everything, so that no checkpoint holds the weights after a bad batch. All processes read at
-    the same batches.
+    A step only stores its loss and flags on the device. Every :data:`EVERY` batches a GPU starts to
+    copy them to the host, and the host reads the previous copy, so that it does not wait. Before
+    validation, at the end of an epoch and before a checkpoint is written, the host reads
+    everything, so that no checkpoint holds the weights after a bad batch. All processes read at the
+    same batches.
 
     ``skip`` zeroes the gradients of the optimiser step and restores all buffers to their values
-    before it, on the device. With a gradient scaler only losses count as bad, because the first
-    scaled gradients are infinite as a rule.
+    before it, on the device. With a gradient scaler, gradients never count as bad, because the
+    first scaled gradients are usually infinite.
 
-    Lines of ``nonfinite.jsonl`` hold epoch, step, rank, ``what`` (``loss``, ``embeddings`` or
-    ``gradients``), the loss, ``then`` (``stopped`` or ``skipped``), the indices and their names in
-    the data set. A bad loss is reported with its own batch, bad embeddings with their own images
-    and ``lengths``, bad gradients with all batches of the step. Each process writes its own.
+    A line of ``nonfinite.jsonl`` holds epoch, step, rank, ``what`` (``loss``, ``embeddings`` or
+    ``gradients``), the loss, ``then`` (``stopped`` or ``skipped``), and the indices and names of
+    the images. A bad loss is reported with its own batch, bad embeddings with their own images and
+    ``lengths``, bad gradients with all batches of the step. Each process writes its own lines.
 
     Raises:
-        UserError: in training, at a bad batch, at too many in a row, or at weights that are not
-            finite.
+        UserError: in training: a bad batch with ``stop``, too many bad steps in a row with
+            ``skip``, or weights that are not finite.
     """
 
     def __init__(self, run_dir: Path, images: Any, action: Literal["stop", "skip"]) -> None:
@@ -117,11 +118,11 @@ class NonFiniteWatch(Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        # solo-learn's own methods keep no embeddings: some do not normalise them.
+        # solo-learn's own methods have no `step_embeddings`, because some do not normalise theirs.
         views: Sequence[Tensor] = getattr(pl_module, "step_embeddings", ())
         self._lengths = torch.cat([_lengths(z) for z in views]) if views else loss.new_empty(0)
-        # An infinite loss may have finite gradients. Make them NaN: through the mean over processes
-        # this reaches all of them, so that all skip the step.
+        # An infinite loss may have finite gradients. Make them NaN: the mean over processes is then
+        # NaN on all ranks, so that all skip the step.
         if self.action == "skip" and loss.requires_grad:
             bad = ~loss.detach().isfinite() | _cannot_be_normalised(self._lengths).any()
             loss.register_hook(lambda gradient: gradient.masked_fill(bad, math.nan))  # type: ignore[no-untyped-call]
@@ -157,7 +158,7 @@ class NonFiniteWatch(Callback):
             )
 
     def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reads all batches so far and checks the weights, waiting for the device.
+        """Reads the flags of all batches so far and checks the weights; this waits for the device.
 
         Every process must call it at the same place; outside training it does nothing.
         """
@@ -173,7 +174,7 @@ class NonFiniteWatch(Callback):
         self._stop_in_a_row(trainer, MOST_BEFORE_SAVING)
 
     def _keep(self, trainer: pl.Trainer, outputs: Any, batch: Any) -> None:
-        """Undoes a bad step's traces in the buffers, and keeps what reports the batch later."""
+        """Restores the buffers after a bad step, and stores what reporting the batch needs."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not isinstance(loss, Tensor):
             return
@@ -194,7 +195,7 @@ class NonFiniteWatch(Callback):
         place = trainer.current_epoch, self._step
         indices = batch[0].detach()
         self._unread.append(_Batch(*place, indices, loss, gradients, lengths, bad_lengths))
-        # Bad gradients are known with the last batch of a step, and name all of its batches.
+        # Read whole steps only: bad gradients, known with the last batch, concern all its batches.
         if self._stepped and len(self._unread) >= self._read_every:
             self._read(trainer)
             self._send()
@@ -202,7 +203,7 @@ class NonFiniteWatch(Callback):
                 self._read(trainer)
 
     def _send(self) -> None:
-        """Starts to copy to the host what the batches since the last call came to."""
+        """Starts to copy the losses and flags of the batches since the last call to the host."""
         batches, self._unread = self._unread, []
         if not batches:
             return
@@ -220,7 +221,7 @@ class NonFiniteWatch(Callback):
         self._sent = batches, found, copied
 
     def _read(self, trainer: pl.Trainer) -> None:
-        """Finds the bad steps among what was sent, records them, and stops if it must."""
+        """Finds the bad steps in the last copy, records them, and stops the run if necessary."""
         sent, self._sent = self._sent, None
         if sent is None:
             return
@@ -257,7 +258,7 @@ class NonFiniteWatch(Callback):
         self._stop_in_a_row(trainer, MOST_IN_A_ROW)
 
     def _line(self, batch: _Batch, loss: float, what: str) -> dict[str, Any] | None:
-        """What the file says of a batch; nothing if another batch or process is the cause."""
+        """The file's line about a batch; ``None`` if another batch or process is the cause."""
         indices, more = batch.indices.tolist(), {}
         if what == "loss" and math.isfinite(loss):
             return None
@@ -298,7 +299,7 @@ class NonFiniteWatch(Callback):
             )
 
     def _stop(self, trainer: pl.Trainer, problem: str) -> NoReturn:
-        # The first process to end may end the others, so let all finish writing before that.
+        # The first rank that exits may end the others, so let all finish writing before that.
         trainer.strategy.barrier("not finite")
         found = checkpoints(self.file.parent)
         # With `skip` some skipped steps may be older than the checkpoint.
@@ -315,7 +316,7 @@ class NonFiniteWatch(Callback):
 
 
 def _lengths(embeddings: Tensor) -> Tensor:
-    """(N,) of embeddings (N, D), as losses see them."""
+    """L2 norms (N,) of embeddings (N, D), in fp32 or more like the losses."""
     dtype = torch.promote_types(embeddings.dtype, torch.float32)
     lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=1, dtype=dtype)
     return lengths.float()
@@ -326,25 +327,25 @@ def _cannot_be_normalised(lengths: Tensor) -> Tensor:
 
 
 def _number(value: float) -> float | str:
-    """For JSON, which has neither infinity nor NaN."""
+    """The value as JSON can hold it: infinity and NaN become strings."""
     return value if math.isfinite(value) else str(value)
 
 
 def _largest(tensors: Sequence[Tensor]) -> Tensor:
-    """Largest absolute value as a scalar on the device; NaN if any is, and never an overflow."""
+    """Largest absolute value, a scalar on the device; NaN if any value is; it cannot overflow."""
     tensors = [x for x in tensors if x.numel()]
     if tensors[0].device.type != "cpu":
         return nn.utils.get_total_norm(tensors, norm_type=math.inf)
-    # On a CPU this is 20 times faster than the norm.
+    # On a CPU, aminmax() is 20 times faster than the norm.
     bounds = [bound for x in tensors for bound in x.aminmax()]
     return torch.stack([bound.float() for bound in bounds]).abs().max()
 
 
 class _BufferSnapshot:
-    """A copy of all buffers (running statistics, queues, priors, memories) from before a step.
+    """A copy of all buffers (running statistics, queues, priors, memories) before a step.
 
-    Parameters are left out, because a step with zeroed gradients does not spoil them, and so are
-    frozen subtrees of the method.
+    It leaves out parameters, because a step with zeroed gradients does not harm them, and frozen
+    submodules of the method.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -362,8 +363,8 @@ class _BufferSnapshot:
 
     @torch.no_grad()
     def restore(self, bad: Tensor) -> None:
-        """Restores the copy where ``bad`` is true, without the host reading ``bad``."""
-        # Buffers are found by name, because some methods replace the tensor itself.
+        """Restores the copy if ``bad`` is true; the host does not read ``bad``."""
+        # Look buffers up by name, because some methods replace the tensor itself.
         for key, now in self._buffers():
             held = self._held.get(key)
             if held is not None and _alike(held, now):

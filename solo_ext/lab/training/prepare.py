@@ -1,4 +1,4 @@
-"""From a config to images and a method: all that is checked and filled in before a run."""
+"""Checks and completes a config before a run, and opens the images and the method it names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ R = TypeVar("R")
 CLASSES = {"cifar10": 10, "cifar100": 100, "stl10": 10, "imagenet": 1000, "imagenet100": 100}
 BASE_BATCH = 256
 _FIXED = {"device", "dtype", "num_classes"}
-"""Arguments of models that a config may not set."""
+"""Arguments of backbones that a config may not set, because the method decides them."""
 _PER_IMAGE = ("rand_augment", "auto_augment", "random_erasing")
 
 
@@ -53,8 +53,8 @@ class Prepared:
     """A run that can start.
 
     Attributes:
-        run: the checked config, learning rates for batch 256; a resumed run reads this one.
-        cfg: the config for methods, learning rates scaled.
+        run: the checked config, with learning rates for a batch of 256; a resumed run reads it.
+        cfg: the config that methods take, with learning rates scaled to the batch.
         method: the method's class.
 
     >>> images = [("an image", 0), ("another", 1)]
@@ -74,7 +74,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     """Checks a composed config against schema, host, method and data.
 
     Raises:
-        ConfigError: anything that would fail, or silently do something else.
+        ConfigError: a setting that would fail, or silently have another effect.
         UserError: solo-learn is missing.
 
     >>> from tempfile import mkdtemp
@@ -111,7 +111,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     without = run.data.val_path is None and run.data.holdout is None
     val = None if without else open_images(run.data, "val")
     run.data.num_classes = _count_classes(run.data, train)
-    # Data sets of torchvision number their classes themselves.
+    # Data sets of torchvision number their classes themselves, so there is nothing to check.
     numbered = run.data.dataset in STATISTICS
     if val is not None and not numbered and not run.data.no_labels:
         same_classes(train, val, str(run.data.val_path))
@@ -123,16 +123,16 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         filled: Any = OmegaConf.to_container(cfg.method_kwargs, resolve=True)
         run.method_kwargs = check_method_kwargs(method.kwargs_type, filled)
     if hasattr(method, "kwargs_type"):
-        # The method refuses what it does not support before anything is built.
+        # Here the method refuses what it does not support, before anything is built.
         cfg = method.add_and_assert_specific_cfg(cfg)
     return Prepared(run, cfg, train, val, method)
 
 
 def check_folder(key: str, path: str) -> None:
-    """Refuses a folder that cannot be created: a file is in its path, or a link that leads nowhere.
+    """Refuses a folder that cannot be created, because its path has a file or a broken link.
 
     Raises:
-        ConfigError: with ``key``.
+        ConfigError: the folder cannot be created; the message names ``key``.
 
     >>> check_folder("checkpoint.dir", "/dev/null/runs")
     Traceback (most recent call last):
@@ -154,7 +154,7 @@ def _as_methods_take_it(run: RunConfig) -> DictConfig:
     if run.momentum is None:
         del cfg["momentum"]
     for aug in cfg.augmentations:
-        # A null would hide main's own default.
+        # A null would override the default of solo-learn's main branch.
         for key in ("mean", "std"):
             if aug[key] is None:
                 del aug[key]
@@ -185,7 +185,7 @@ def _momentum(run: RunConfig, method: type[Any]) -> Momentum | None:
         momentum = issubclass(method, host.BaseMomentumMethod)
     if not momentum:
         if section is not None:
-            # solo-learn's own configs have the section for such methods too.
+            # Only warn: solo-learn's own configs have the section for such methods too.
             logger.warning(f"momentum: {run.method} has no momentum backbone to read it")
         return None
     section = section or Momentum()
@@ -246,7 +246,7 @@ def _check_settings(run: RunConfig) -> None:
 
 
 def _checked_optimizer_kwargs(run: RunConfig) -> dict[str, Any]:
-    """``optimizer.kwargs``, checked and completed for the optimiser of that name."""
+    """``optimizer.kwargs``, checked and completed for ``optimizer.name``."""
     optimizer = run.optimizer
     name, known = optimizer.name, host.BaseMethod._OPTIMIZERS
     if name not in known:
@@ -263,7 +263,7 @@ def _checked_optimizer_kwargs(run: RunConfig) -> dict[str, Any]:
             "it needs a momentum above 0 and no dampening",
             "set momentum, or leave nesterov out",
         )
-    # Lightning clips no gradients where a scaler and a fused optimiser meet.
+    # Lightning cannot clip gradients with both a gradient scaler and a fused optimiser.
     scaled = str(run.precision).startswith("16")
     if name != "lars" and torch.cuda.is_available() and not run.on_cpu and not scaled:
         kwargs.setdefault("fused", True)
@@ -316,7 +316,7 @@ def _check_augmentation(run: RunConfig) -> None:
 
 
 def _check_batch_size(run: RunConfig, images: int) -> None:
-    # The loaders cannot check it: they are made before the other processes exist.
+    # The loaders cannot check this: they are created before the other processes exist.
     processes, size = run.world_size, run.optimizer.batch_size
     if images // processes < size:
         raise ConfigError(
@@ -329,9 +329,9 @@ def _check_batch_size(run: RunConfig, images: int) -> None:
 
 
 def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
-    """Builds the backbone, completing its arguments, and runs it on every crop size.
+    """Completes the backbone's arguments, builds it, and runs it on every crop size.
 
-    Returns its convolutions, and the shape of the maps that each one met.
+    Returns its convolutions, each with the shape (C, H, W) of an input that it received.
     """
     name = run.backbone.name
     if name not in loaded.backbones:
@@ -341,7 +341,7 @@ def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
         raise ConfigError(f"backbone.kwargs.{key}", value, "the method decides it", "remove it")
     sizes = [a.crop_size for a in run.augmentations]
     run.backbone.kwargs = small_image_kwargs(name, run.backbone.kwargs, sizes[0])
-    # Without `pretrained`, so that weights are not downloaded twice.
+    # Leave out `pretrained`, so that weights are not downloaded twice.
     kwargs = {k: v for k, v in run.backbone.kwargs.items() if k != "pretrained"}
 
     def build(kwargs: Mapping[str, Any]) -> nn.Module:
@@ -372,7 +372,7 @@ def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
             raise _unknown_argument(_dry(build, {}), unknown[1], kwargs) from error
         see = f"timm's {name.removeprefix(PREFIX)}" if is_timm(name) else name
         raise ConfigError("backbone.kwargs", kwargs, said, f"see what {see} takes") from error
-    # Some of solo-learn's own backbones accept any argument and ignore it.
+    # Some of solo-learn's own backbones accept unknown arguments and ignore them.
     for key in kwargs if not is_timm(name) else ():
         if key not in inspect.signature(type(built).__init__).parameters:
             raise _unknown_argument(built, key, kwargs)
@@ -390,7 +390,7 @@ def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
 
 
 def _dry(run: Callable[[A], R], argument: A) -> R:
-    """Calls ``run`` on the meta device if possible, silently, and keeps the random state."""
+    """Calls ``run`` silently, on the meta device if possible, without changing the random state."""
     held = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""Pretraining a prepared run."""
+"""Trains a prepared run, or continues it."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ from solo_ext.lab.training.watch import UNREADABLE, CollapseWatch, UnreadableRep
 
 logger = logging.getLogger(__name__)
 _DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
-# Backends have no error class for a process that is gone. Errors about a taken port, processes that
-# never met and mismatched collectives are left out on purpose: no process was lost.
+# Backends have no error class for a lost process, so their messages are searched for these texts.
+# Messages about a port in use, a failed rendezvous and mismatched collectives are left out on
+# purpose: no process was lost.
 _GONE = (
     "connection closed by peer",
     "connection reset by peer",
@@ -111,16 +112,16 @@ def pretrain(
 
     Args:
         prepared: the checked run.
-        run_dir: named after method, name and config by default. One that holds checkpoints of this
-            config is continued.
+        run_dir: by default named after method, name and config. If it holds checkpoints of this
+            config, the run continues from them.
         callbacks: further Lightning callbacks.
         show_progress: report progress on standard error.
-        force: continue from a checkpoint of other settings or images.
+        force: continue even if the checkpoint is of other settings or images.
 
     Raises:
         UserError: a checkpoint that cannot be used, a logger that is not installed, another process
             using the directory, or a directory that cannot be written.
-        StoppedBySignal: a signal ended it, after a checkpoint was written.
+        StoppedBySignal: a signal ended the run; during training, after a checkpoint was written.
         ProcessLost: another process of the run, or a data worker, died.
     """
     run = prepared.run
@@ -156,7 +157,7 @@ def pretrain(
         set_aside(damaged)
 
     def begin() -> None:
-        # Called after the first batch: a finished run has none, and gets no warning.
+        # Called after the first batch, so a finished run, which trains no batch, gets no warning.
         if checkpoint is not None:
             warn_of_changes(run_dir, patched)
         _write_records(run_dir, prepared, patched)
@@ -175,7 +176,7 @@ def pretrain(
     if run.checkpoint.enabled:
         saving = RunCheckpoint(run_dir, stem, run.checkpoint)
         own.append(saving)
-        # A signal while Lightning ends the run would have it end twice.
+        # Restore the handlers only after fit(): a signal in its teardown would start that again.
         ending.callback(saving.signals.leave)
         if isinstance(loader, ResumableLoader):
             loader.on_lost = saving.note_lost
@@ -185,7 +186,7 @@ def pretrain(
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
     since = time.monotonic()
-    # Lightning starts the processes of other ranks, which read it.
+    # The processes that Lightning starts for other ranks read this variable.
     os.environ[RUN_DIR] = str(run_dir)
     ending.callback(os.environ.pop, RUN_DIR, None)
 
@@ -198,13 +199,13 @@ def pretrain(
     seconds, found = time.monotonic() - since, checkpoints(run_dir)
     images = state.batches * run.optimizer.batch_size * trainer.world_size
     last = found[-1] if found else None
-    # Of a run that is finished already, Lightning counts the epochs that it saw whole.
+    # Prefer the checkpoint: for a finished run, Lightning counts only the epochs that it saw whole.
     path, epochs = (last.path, last.epoch + 1) if last else (None, trainer.current_epoch)
     return PretrainResult(run_dir, path, epochs, seconds, images / seconds)
 
 
 def _refuse_among_images(run_dir: Path, prepared: Prepared) -> None:
-    """Refuses a run directory in a folder of class folders, which it would be one of."""
+    """Refuses a run directory inside a folder of class folders, where it would become a class."""
     data, place = prepared.run.data, Path(os.path.realpath(run_dir))
     for path, images in ((data.train_path, prepared.train), (data.val_path, prepared.val)):
         source, _ = unwrapped(images, ())
@@ -236,12 +237,12 @@ def _method(prepared: Prepared) -> Any:
 
 
 def _compile(model: Any, backend: bool | str) -> None:
-    """Compiles backbone and heads, whose names in a checkpoint stay as they are."""
-    # The default of 8 kernels is for all networks together; the ninth shape would run uncompiled.
+    """Compiles backbone and heads in place, so that their names in checkpoints do not change."""
+    # All networks share torch's default limit of 8 kernels; a ninth shape would run uncompiled.
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit
     for network in model.children():
         if any(True for _ in network.parameters()):
-            # If each shape has its own kernels, these do not depend on which shapes came before.
+            # Compile each shape separately, so that kernels do not depend on earlier shapes.
             network.compile(dynamic=False, backend="inductor" if backend is True else backend)
 
 
@@ -253,14 +254,14 @@ def _errors_explained(
     state: RunState,
     checkpoint: Path | None,
 ) -> Iterator[None]:
-    """Turns errors that a user can fix into one line that says how."""
+    """Turns errors that a user can fix into a ``UserError`` that says how."""
     try:
         yield
     except UserError:
         raise
     except SystemExit as left:
-        # Lightning exits without a message on Ctrl-C if no checkpoint callback listens: before the
-        # first batch, after the last one, or with checkpoints turned off.
+        # On Ctrl-C, Lightning exits without a message if RunCheckpoint does not handle signals:
+        # before the first batch, after the last one, or with checkpoints turned off.
         if not isinstance(left.__context__, KeyboardInterrupt):
             raise
         raise StoppedBySignal(
@@ -282,7 +283,7 @@ def _explained(
     state: RunState,
     checkpoint: Path | None,
 ) -> UserError | None:
-    """The error that says what to do; ``None`` if nobody foresaw this one."""
+    """Returns an error that says what to do, or ``None`` for an unforeseen error."""
     missing = error.filename if isinstance(error, FileNotFoundError) else None
     lost = missing is not None and Path(os.fsdecode(missing)).is_relative_to(run_dir)
     if state.batches and (lost or not run_dir.is_dir()):
@@ -297,10 +298,10 @@ def _explained(
         return trouble
     first, *rest = str(error).splitlines() or [""]
     said = " ".join(str(error).split())
-    # Before the state is restored, the processes may never have been connected.
+    # Until the state is restored, the processes may not have connected yet.
     connected = several and state.restored and isinstance(error, RuntimeError)
     if connected and any(words in said.lower() for words in _GONE):
-        # gloo begins with the path of its source file in brackets.
+        # gloo's messages begin with the path of its source file in brackets.
         what = said.partition("] ")[2] if said.startswith("[") else said
         return ProcessLost(
             f"another process of this run is gone or hangs, at epoch {trainer.current_epoch}, "
@@ -315,7 +316,7 @@ def _explained(
         )
     no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if not (held or state.batches or several or no_memory):
-        # Nothing of the run exists yet: what was asked for cannot be trained.
+        # No step was trained and no checkpoint exists, so the config itself cannot be trained.
         return UserError(f"the first step of training fails: {logged(error)}")
     return None
 
@@ -336,7 +337,7 @@ def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> It
             stack.enter_context(locked(run_dir / LOCK, 0))
             if made:
                 stack.callback(_remove_unused, made)
-            # The lock may already exist in a folder that does not accept further files.
+            # Try to create a file: the lock may already exist in a folder that accepts no more.
             tempfile.TemporaryFile(dir=run_dir).close()
         except OSError as error:
             raise UserError(

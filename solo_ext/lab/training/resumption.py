@@ -1,4 +1,4 @@
-"""Resumption: the state in a checkpoint besides the weights, and which one a run continues from."""
+"""Resumption: what a checkpoint holds besides weights, and which one a run continues from."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from solo_ext.pretrained.files import check_archive
 
 logger = logging.getLogger(__name__)
 _STATE = "solo_ext"
-"""Key of the state in a checkpoint."""
+"""Key of this package's state in a checkpoint."""
 _AT_START = "on_train_epoch_start."
 _AT_BATCH_END = "on_train_batch_end."
 _NOT_NOW = (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE)
 _PATHS = ("data.train_path", "data.val_path", "method_kwargs.teacher.path")
-"""Paths do not identify data: a copy elsewhere is the same, and a teacher has a digest."""
+"""Paths do not identify data: a copy elsewhere is the same data, and a teacher has a digest."""
 _SHOWN = 8
 
 
 class RunState(Callback):
-    """Keeps in checkpoints what Lightning leaves out, for every process.
+    """Adds to checkpoints what Lightning leaves out, for every process.
 
     That is the position in the data (Lightning would repeat the order of the first epoch), the
-    random generators, which kernels were found to be the fastest, the sums behind the means over
-    the epoch, the metrics that Lightning logs only after it has written the checkpoint, and the
-    :func:`identity` of the run.
+    state of the random generators, the kernels that were found to be the fastest, the sums behind
+    the means over the epoch, the metrics that Lightning logs only after it has written the
+    checkpoint, and the :func:`identity` of the run.
 
     Args:
         restored: called on the first process once a checkpoint, if there is one, has been found to
@@ -119,7 +119,7 @@ class RunState(Callback):
                     metric.cumulated_batch_size
                 )
         for name in [name for name in self._sums if name.startswith(_AT_START)]:
-            # A run resumed within an epoch does not log again what was logged at its start.
+            # A resumed run does not repeat what was logged at the start of the epoch: log it here.
             value, size = self._sums.pop(name)
             shown = name.removeprefix(_AT_START)
             pl_module.log(shown, value / size, on_step=False, on_epoch=True, batch_size=int(size))
@@ -141,7 +141,7 @@ class RunState(Callback):
         return sums
 
     def _restore(self, *_: Any, **__: Any) -> None:
-        """Restores as late as possible: a method's own start of training may draw numbers."""
+        """Restores the state as late as possible: a method's own start hooks may draw numbers."""
         processes, self._pending = self._pending, None
         if processes is None:
             return
@@ -150,12 +150,12 @@ class RunState(Callback):
         dispatch.restore_choices(own["kernels"])
         _set_random_state(own)
 
-    # In a run resumed within an epoch Lightning calls the second alone.
+    # In a run resumed within an epoch, Lightning calls only `on_train_batch_start`.
     on_train_epoch_start = on_train_batch_start = _restore
 
 
 def _random_state() -> dict[str, Any]:
-    """State of the generators of torch, of this process's device, of Python and of NumPy."""
+    """State of this process's random generators of torch, its CUDA device, Python and NumPy."""
     version, keys, gauss = random.getstate()
     name, words, place, has_gauss, cached = cast(
         Any,
@@ -171,7 +171,7 @@ def _random_state() -> dict[str, Any]:
 
 
 def _set_random_state(state: Mapping[str, Any]) -> None:
-    """Restores what :func:`_random_state` returned, that of a GPU only if there is one."""
+    """Restores what :func:`_random_state` returned; the CUDA part only if there is a GPU."""
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
@@ -183,7 +183,7 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def identity(run: RunConfig, images: Images) -> dict[str, Any]:
-    """What a run trains, and on which images: config, their number, names, order and classes.
+    """What identifies a run: its config, and the number, names, order and classes of its images.
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
@@ -199,7 +199,7 @@ def identity(run: RunConfig, images: Images) -> dict[str, Any]:
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Differences of two identities that change the numbers."""
+    """Lists the differences between two identities that can change the results."""
     mine, theirs = (settings_of_numbers(json.loads(one["config"])) for one in (then, now))
     # Images of some formats have no names.
     named = then["images"] is not None and now["images"] is not None
@@ -220,12 +220,12 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def set_aside(damaged: Mapping[Path, str]) -> None:
-    """Renames damaged checkpoints, with a warning: with their names they would count as ours.
+    """Renames damaged checkpoints, with a warning, so that they no longer count as checkpoints.
 
     The caller must hold the lock of the directory.
 
     Args:
-        damaged: files, and why each cannot be read.
+        damaged: the files, and why each cannot be read.
 
     Raises:
         UserError: a file cannot be renamed.
@@ -248,20 +248,21 @@ def set_aside(damaged: Mapping[Path, str]) -> None:
 def resume_point(
     run_dir: Path, named: str | None, identity: Mapping[str, Any], *, force: bool = False
 ) -> tuple[Path | None, dict[Path, str]]:
-    """The most advanced checkpoint of a run directory that is intact. No file is changed.
+    """Finds the most advanced intact checkpoint of a run directory; changes no file.
 
     Args:
-        run_dir: of the run; it need not exist.
+        run_dir: directory of the run; it need not exist.
         named: ``resume_from_checkpoint``, a file to start from if the directory has none.
-        identity: of the run that should continue.
-        force: continue although the checkpoint is of another run.
+        identity: the :func:`identity` of the run that should continue.
+        force: continue even if the checkpoint is of another run.
 
     Returns:
-        The checkpoint, or ``None`` for a run that starts from scratch; and more advanced ones that
-        cannot be read, each with the reason.
+        The checkpoint, or ``None`` for a run that starts from scratch; and more advanced
+        checkpoints that cannot be read, each with the reason.
 
     Raises:
-        UserError: the checkpoint is of another run, none can be read, or none may be read now.
+        UserError: the checkpoint is of another run, no checkpoint can be read, or the system
+            refuses to read one now.
 
     >>> import tempfile
     >>> resume_point(Path(tempfile.mkdtemp()), None, {})  # from scratch
@@ -272,7 +273,7 @@ def resume_point(
         try:
             state = read_state(held.path)
         except UserError as error:
-            # The system refuses to read the file now, which does not mean that the file is bad.
+            # The system refuses to read the file now, which does not mean that it is damaged.
             why = error.__cause__
             if isinstance(why, MemoryError) or getattr(why, "errno", None) in _NOT_NOW:
                 raise
@@ -299,7 +300,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """The content of a training checkpoint, read without running code.
 
     Raises:
-        UserError: the file is incomplete, damaged, or no such checkpoint.
+        UserError: the file is incomplete, damaged, or no training checkpoint.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "pcl-ep=0.ckpt"

@@ -1,4 +1,4 @@
-"""Run directories: where they are, and their files, whose names upstream's scripts can read."""
+"""Run directories: where they are, and their files, with names that upstream's scripts know."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ CONFIG, ARGS = "config.yaml", "args.json"
 LOCK = ".lock"
 METRICS, ENVIRONMENT = "metrics.jsonl", "environment.json"
 TENSORBOARD = "tensorboard"
-"""Folder that its logger creates before there is anything to log."""
+"""Folder that TensorBoard's logger creates before there is anything to log."""
 PREVIOUS = ".previous"
-"""Ending of the checkpoint before the last one; scripts that look for ``.ckpt`` ignore it."""
+"""Suffix of the checkpoint before the last one; scripts that look for ``.ckpt`` ignore it."""
 PACKAGES = (
     "torch",
     "torchvision",
@@ -75,7 +75,7 @@ _NOT_OF_THE_RUN = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint file of an epoch, from 0; ``step`` if it was written within it, else ``None``.
+    """A checkpoint file and its epoch, from 0; ``step`` is ``None`` at the end of an epoch.
 
     >>> Checkpoint(Path("pcl-ep=3-step=84.ckpt"), epoch=3, step=84).step
     84
@@ -87,7 +87,7 @@ class Checkpoint:
 
 
 def settings_of_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting that can change numbers, by dotted key; 10 and 10.0 are the same.
+    """Every setting that can change the results, by dotted key, with integers as floats.
 
     >>> settings_of_numbers({"loggers": [], "optimizer": {"lr": 1, "exclude": True}})
     {'optimizer.lr': 1.0, 'optimizer.exclude': True}
@@ -123,14 +123,14 @@ def file_name(name: str) -> str:
 
 
 def _numberless_run_dir(run: RunConfig) -> Path:
-    """``<checkpoint.dir>/<method>/<name>-<digest>`` of the settings that change the numbers."""
+    """``<checkpoint.dir>/<method>/<name>-<digest>``; the digest covers settings of results."""
     text = json.dumps(settings_of_numbers(run.model_dump()), sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return Path(run.checkpoint.dir, run.method, f"{file_name(run.name)}-{digest}")
 
 
 def _choose_run_dir(run: RunConfig) -> Path:
-    """The numberless one, with a number added if that is taken.
+    """The directory of :func:`_numberless_run_dir`, with a number appended if it exists already.
 
     With ``auto_resume.enabled`` the latest directory of the config is used again, unless its last
     checkpoint is older than ``auto_resume.max_hours``.
@@ -154,7 +154,7 @@ def agreed_run_dir(run: RunConfig) -> Path:
     the config. All processes of a run and every start of its job use the same one:
 
     - processes started by Lightning use the directory of the process that started them;
-    - those of ``torchrun`` use what the first one chose, also after a restart;
+    - processes of ``torchrun`` use what the first one chose, also after a restart;
     - a batch job of SLURM adds its number, so that it continues when it is requeued.
 
     >>> from unittest import mock
@@ -190,7 +190,7 @@ def _of_torchrun(run: RunConfig) -> Path:
 
 
 def checkpoints(run_dir: Path, *, previous: bool = False) -> list[Checkpoint]:
-    """Checkpoints of a run directory, the most advanced last; ``previous``: the kept one too.
+    """Checkpoints of a run directory, the most advanced last; ``previous`` adds the previous one.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -225,7 +225,8 @@ def check_run_dir(run_dir: Path) -> None:
     """Refuses a folder with files that are not a run's, because they would be replaced.
 
     Raises:
-        ConfigError: it has other files than a run's lock, but no run's record of the environment.
+        ConfigError: it has files that no run left before its first batch, and no record of a run's
+            environment.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -239,8 +240,8 @@ def check_run_dir(run_dir: Path) -> None:
     with contextlib.suppress(OSError):
         # If the folder cannot be read, the run will refuse it when it starts.
         names = {file.name for file in run_dir.iterdir()}
-    # A run that ended before its first batch left its logger's folder, or its lock and what an
-    # evaluation before training wrote.
+    # A run that ended before its first batch may have left the folder of its logger, its lock, and
+    # the output of an evaluation before training.
     early = {LOCK, METRICS, "online", TENSORBOARD} if LOCK in names else {TENSORBOARD}
     # A copy of a run may lack hidden files such as the lock.
     if names <= early or _recorded(run_dir / ENVIRONMENT) is not None:
@@ -257,7 +258,8 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     """The config that a run of this package was started with.
 
     Raises:
-        UserError: the folder is no run directory of ``solo-ext pretrain``, or its config is none.
+        UserError: the folder is no run directory of ``solo-ext pretrain``, or its config is not a
+            mapping.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -299,7 +301,7 @@ def environment(patches: Sequence[str] = ()) -> dict[str, Any]:
     (['online-knn'], 'hydra-core')
     """
     info = host.load().info
-    # A job may have some of a machine's cores.
+    # A job may be restricted to some of a machine's cores.
     affinity = getattr(os, "sched_getaffinity", None)
     host_of_run = {key: getattr(info, key) for key in ("generation", "version", "fingerprint")}
     return {
@@ -317,7 +319,7 @@ def environment(patches: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def warn_of_changes(run_dir: Path, patches: Sequence[str]) -> None:
-    """Says what has changed since the earlier part of a run, if it can change the run's numbers.
+    """Warns of what has changed since the earlier part of a run, if it can change the results.
 
     >>> warn_of_changes(Path("nowhere"), patches=[])  # a run that begins has no earlier part
     """

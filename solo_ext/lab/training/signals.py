@@ -18,14 +18,14 @@ from solo_ext.core import distributed
 
 logger = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, SIGTERM from whoever ends a job, and SIGUSR1, which SLURM sends ahead if configured."""
+"""Ctrl-C, SIGTERM from whoever ends a job, and SIGUSR1, which SLURM can send before time is up."""
 _STANDARD_ERROR = 2
 _SECONDS, _MOST_STEPS = 5.0, 10_000
-"""Between two exchanges of several processes, roughly; and the most steps."""
+"""Approximate time between two exchanges of several processes, and the most steps."""
 
 
 class StopSignals:
-    """Records the first signal that came as ``received``; prints ``answer`` to a Ctrl-C.
+    """Stores the first signal in ``received``; prints ``answer`` on Ctrl-C.
 
     >>> with StopSignals("the batch is finished first") as signals:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -46,7 +46,7 @@ class StopSignals:
             self._before[number] = signal.signal(number, self._note)
 
     def leave(self) -> None:
-        """Restores the previous handlers, where nobody has done so already."""
+        """Restores the previous handlers, except where ours has been replaced since."""
         for number, handler in self._before.items():
             if signal.getsignal(number) == self._note:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -85,8 +85,9 @@ def slurm_job() -> str | None:
 def requeue(received: signal.Signals) -> bool:
     """Asks SLURM to run this job again.
 
-    Only SIGUSR1 leads to it, which SLURM sends before time is up if ``sbatch --signal`` asks for
-    it. SIGTERM is also what ``scancel`` sends, and SLURM itself requeues a job that it pre-empts.
+    It does so only after SIGUSR1, which SLURM sends before its time limit if ``sbatch --signal``
+    asks for it. SIGTERM does not count: ``scancel`` sends it too, and SLURM itself requeues a job
+    that it pre-empts.
 
     >>> requeue(signal.SIGTERM)
     False
@@ -109,8 +110,8 @@ class Agreement:
     """Makes all processes act on a signal or a time limit at the same step.
 
     A signal reaches processes at different steps, but they must write a checkpoint together. A
-    single process decides at every step. Several exchange what they know about every five seconds,
-    at a step that their last exchange determined; between exchanges none of them acts.
+    single process decides at every step. Several processes exchange what they know about every five
+    seconds, at a step that their last exchange determined; between exchanges none of them acts.
 
     >>> Agreement().any_of([signal.SIGTERM, 0], 100, torch.device("cpu"))
     [<Signals.SIGTERM: 15>, 0]
@@ -130,7 +131,7 @@ class Agreement:
         Args:
             wishes: whole numbers, 0 for none.
             step: optimiser steps so far.
-            device: of the exchange, one that the process group can send from.
+            device: for the exchange; the process group must be able to send from it.
             now: whether to exchange at this step in any case.
         """
         if distributed.world_size() == 1:
@@ -143,7 +144,7 @@ class Agreement:
         return agreed
 
     def _ahead(self, step: int) -> int:
-        """Steps until the next exchange, estimated from how long the last steps took."""
+        """Number of steps until the next exchange, estimated from the duration of the last ones."""
         last, self._last = self._last, (step, time.monotonic())
         if last is None or step <= last[0]:
             return 1

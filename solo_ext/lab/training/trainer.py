@@ -1,4 +1,4 @@
-"""The Trainer of a run, its data, loggers and display, and what they set for the process."""
+"""The Trainer of a run, with its data module, loggers, progress display and warning filters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch":
 def make_trainer(
     run: RunConfig, run_dir: Path, callbacks: list[Callback], lines: Logger
 ) -> pl.Trainer:
-    """Makes the Trainer that a config asks for, with its loggers besides ``lines``.
+    """Makes the Trainer of a config; its loggers are ``lines`` and those that the config names.
 
     Raises:
         UserError: Lightning refuses the settings, or lacks the package of a logger.
@@ -75,7 +75,7 @@ def make_trainer(
         "log_every_n_steps": 10,
         "enable_model_summary": False,
         "use_distributed_sampler": False,
-        # Flags of the process, which an earlier run in it may have set.
+        # These are flags of the process, and an earlier run in it may have set them.
         "deterministic": False,
         "benchmark": False,
         "enable_progress_bar": any(isinstance(c, ProgressBar) for c in callbacks),
@@ -94,11 +94,11 @@ def make_trainer(
 
 
 class _DirectCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint directly to its path, and maps it where it is read.
+    """Writes a checkpoint directly to its path, and reads it by memory mapping.
 
-    Lightning's own class holds the whole file in memory, to read it too, and moves it from the
-    system's folder for temporary files, which may be small and keeps the file of a killed process.
-    Our caller makes the write atomic.
+    Lightning's own class holds the whole file in memory, for reading too. It writes to the system's
+    temporary folder first, which may be small, and where a killed process leaves its file. Our
+    caller makes the write atomic.
     """
 
     def save_checkpoint(
@@ -132,18 +132,18 @@ def _loggers(run: RunConfig, run_dir: Path) -> list[Any]:
 
 
 class _DrawnBatch(NamedTuple):
-    """A batch with the random draws that its crops are made and mixed by."""
+    """A batch, and the random numbers for augmenting and mixing its crops."""
 
     indices: Tensor
     images: Tensor | list[Tensor]
-    """Whole images (N, 3, H, W), uint8, or crops, which need no ``views``."""
+    """Whole images (N, 3, H, W), uint8; or crops, and then ``views`` is ``None``."""
     targets: Tensor
     views: list[ViewDraws] | None
     mixes: list[MixDraws] | None
 
 
 class RunData(pl.LightningDataModule):
-    """Gives methods batches ``[indices, [crops], targets]``, wherever the crops are made.
+    """Gives methods ``[indices, [crops], targets]``, whether workers or the device make the crops.
 
     Random numbers are drawn on the CPU before a batch is moved to the device, and the crops are
     computed afterwards, so that no step waits for the device.
@@ -198,12 +198,12 @@ class RunData(pl.LightningDataModule):
         if self.mixer is not None and batch.mixes is not None:
             crops = self.mixer(crops, batch.mixes)
         assert self.trainer is not None
-        # Lightning converts crops from workers before it moves them; convert these here.
+        # Lightning converts crops from workers to its precision earlier; convert these here.
         return [batch.indices, self.trainer.precision_plugin.convert_input(crops), batch.targets]
 
 
 class JsonLines(Logger):
-    """Appends every logged set of metrics as one line of JSON, at once.
+    """Logger that writes each set of metrics immediately, as one line of JSON.
 
     >>> import tempfile
     >>> logger = JsonLines(Path(tempfile.mkdtemp()) / "metrics.jsonl")
@@ -239,8 +239,8 @@ class JsonLines(Logger):
         Args:
             step: optimiser steps done in the checkpoint; lines of later steps, counted from 0 as in
                 Lightning, are dropped, because the run repeats them.
-            unlogged: metrics that a killed process may not have logged, and their step; added if
-                they are missing.
+            unlogged: metrics that a killed process may not have logged, and their step; they are
+                added if the file lacks them.
         """
         kept: list[dict[str, Any]] = []
         if self.file.is_file():
@@ -289,13 +289,13 @@ class _EpochLines(Callback):
         seconds = f"  {self._begin - begin:.1f} s" if begin else ""
         text = "  ".join(f"{k}={v:.4g}" for k, v in shown.items() if not k.endswith("acc5"))
         epoch = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
-        # The run goes on even if the terminal is closed, or the disk of a log full.
+        # Do not end the run because the terminal is closed or the disk of a log is full.
         with contextlib.suppress(OSError):
             print(f"{self.label}  epoch {epoch}  {text}{seconds}", file=sys.stderr, flush=True)
 
 
 def progress_callback(label: str) -> Callback:
-    """Progress display that suits standard error.
+    """A progress bar if standard error is a terminal, otherwise one line per epoch.
 
     >>> type(progress_callback("pcl")).__name__
     '_EpochLines'
@@ -331,5 +331,5 @@ def quiet() -> None:
 
 
 def _not_about_intervals(record: logging.LogRecord) -> bool:
-    """Drops main's warning that a schedule per step cannot be resumed; here it can."""
+    """Drops solo-learn's warning that a per-step schedule cannot be resumed; here it can."""
     return "Using scheduler_interval=step" not in record.getMessage()

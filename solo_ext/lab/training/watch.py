@@ -18,17 +18,17 @@ from solo_ext.losses.alignment import spread
 logger = logging.getLogger(__name__)
 METRIC = "train_embedding_spread"
 COLLAPSED, LOOKS = 0.02, 3
-"""Spread below which embeddings have collapsed, and measurements in a row until it is reported."""
+"""Embeddings with less spread have collapsed; after so many measurements in a row, we warn."""
 UNREADABLE = "unreadable.jsonl"
 
 
 class CollapseWatch(Callback):
     """Logs how the embeddings of a batch spread over the sphere, and warns when they collapse.
 
-    Every ``log_every_n_steps`` optimiser steps, when Lightning reads what it logs, it logs
-    ``train_embedding_spread`` of the first crop's embeddings
-    (:func:`solo_ext.losses.alignment.spread`): the projector's, or the backbone's if there is no
-    projector. It warns when three measurements in a row are below 0.02.
+    Every ``log_every_n_steps`` optimiser steps, which are those that Lightning logs, the callback
+    logs ``train_embedding_spread`` (:func:`solo_ext.losses.alignment.spread`) of the first crop's
+    embeddings: the projector's output, or the backbone's if there is no projector. It warns when
+    three measurements in a row are below 0.02.
     """
 
     def __init__(self) -> None:
@@ -82,10 +82,11 @@ class CollapseWatch(Callback):
 
 
 class UnreadableReport(Callback):
-    """Lists skipped images in a file, a line with ``image`` and ``reason`` for each.
+    """Lists skipped images in a file, one line of JSON with ``image`` and ``reason`` for each.
 
-    A line is added as soon as a batch lacks the image. Every process adds its own, and a resumed
-    run adds to the same file. It warns once, after the first epoch that skipped any.
+    A line is added as soon as a batch lacks the image. Every process adds its own lines, and a
+    resumed run continues the same file. The callback warns once, after the first epoch that skipped
+    an image.
     """
 
     def __init__(self, file: Path, loaders: list[Any]) -> None:
@@ -114,7 +115,7 @@ class UnreadableReport(Callback):
 
     def _write(self) -> None:
         for loader, written in zip(self.loaders, self._written, strict=True):
-            # Comparing counts would not do: each pass of validation starts a new list.
+            # Compare indices and not counts: each validation pass starts a new list.
             new = [index for index in loader.skipped if index not in written]
             if not new:
                 continue
@@ -125,7 +126,7 @@ class UnreadableReport(Callback):
 
 
 def add_lines(file: Path, names: dict[str, str]) -> None:
-    """Adds a line for every name that the file lacks; several processes may do so at once.
+    """Appends a line for every name that the file lacks; several processes may do so at once.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "unreadable.jsonl"
