@@ -46,13 +46,30 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return started
 
 
+LISTED = """
+from solo_ext.lab.cli.main import main
+main(["methods"])
+main(["losses"])
+import solo_ext
+solo_ext.register()
+import solo.losses, solo.methods
+from solo_ext.losses import LOSSES
+from solo_ext.methods import METHODS
+print(METHODS["align_uniform"].origin, LOSSES["align_uniform_loss_func"].origin)
+print(solo.methods.METHODS["align_uniform"].__module__)
+print(solo.losses.align_uniform_loss_func.__module__)
+print(solo.losses.__all__.count("align_uniform_loss_func"))
+"""
+
+
 @pytest.mark.slow
-def test_their_names_are_listed_whole(run: Run) -> None:
-    command = "from solo_ext.lab.cli.main import main; main(['methods']); main(['losses'])"
-    printed = run("-c", command).stdout
-    assert "align_uniform_loss_func" in printed
-    assert "align-uniform" in printed
-    assert "soft_nearest_neighbor_loss_func" in printed, "80 columns do not cut a name"
+def test_their_names_are_listed_whole_and_in_solo_learn(run: Run) -> None:
+    *printed, origins, method, loss, exported = run("-c", LISTED).stdout.splitlines()
+    assert "align_uniform_loss_func" in "".join(printed)
+    assert "align-uniform" in "".join(printed)
+    assert "soft_nearest_neighbor_loss_func" in "".join(printed), "80 columns do not cut a name"
+    assert origins == "align-uniform align-uniform"
+    assert (method, loss, exported) == ("align_uniform", "align_uniform", "1")
 
 
 @pytest.mark.slow

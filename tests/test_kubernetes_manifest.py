@@ -18,6 +18,8 @@ FILE = Path(__file__).resolve().parents[1] / "scripts" / "kubernetes" / "pretrai
 SERVICE, JOB = yaml.safe_load_all(FILE.read_text())
 POD = JOB["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
+ELASTIC = get_args_parser().parse_args([*CONTAINER["command"][1:], *CONTAINER["args"]])
+GIVEN = build_parser().parse_args(CONTAINER["args"])
 
 
 def check_schema(manifest: dict[str, Any]) -> None:
@@ -42,32 +44,28 @@ def test_schema_refuses(wrong: dict[str, Any]) -> None:
 
 
 def test_torchrun_and_the_run_are_told_the_same() -> None:
-    elastic = get_args_parser().parse_args([*CONTAINER["command"][1:], *CONTAINER["args"]])
-    assert [elastic.training_script, *elastic.training_script_args] == [
+    assert [ELASTIC.training_script, *ELASTIC.training_script_args] == [
         "solo-ext",
         *CONTAINER["args"],
     ]
-    assert elastic.no_python
-    given = build_parser().parse_args(CONTAINER["args"])
-    run = check_run(compose(given.config_name, overrides=given.overrides))
+    assert ELASTIC.no_python
+    run = check_run(compose(GIVEN.config_name, overrides=GIVEN.overrides))
     nodes = JOB["spec"]["parallelism"]
     assert JOB["spec"]["completions"] == run.num_nodes == nodes
-    assert elastic.nnodes == str(nodes)
+    assert ELASTIC.nnodes == str(nodes)
     gpus = CONTAINER["resources"]["limits"]["nvidia.com/gpu"]
     assert run.devices == gpus
-    assert elastic.nproc_per_node == str(gpus)
-    assert elastic.shutdown_timeout < POD["terminationGracePeriodSeconds"]
+    assert ELASTIC.nproc_per_node == str(gpus)
+    assert ELASTIC.shutdown_timeout < POD["terminationGracePeriodSeconds"]
 
 
 def test_pods_find_the_first_and_share_the_run_directory() -> None:
-    elastic = get_args_parser().parse_args([*CONTAINER["command"][1:], *CONTAINER["args"]])
     name = JOB["metadata"]["name"]
     # A pod of an indexed job is called by job and index, within the service that it names.
     assert JOB["spec"]["completionMode"] == "Indexed"
     assert POD["subdomain"] == SERVICE["metadata"]["name"]
     assert SERVICE["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
-    assert elastic.rdzv_endpoint == f"{name}-0.{POD['subdomain']}:29500"
-    given = build_parser().parse_args(CONTAINER["args"])
+    assert ELASTIC.rdzv_endpoint == f"{name}-0.{POD['subdomain']}:29500"
     mounts = {mount["mountPath"]: mount["name"] for mount in CONTAINER["volumeMounts"]}
-    assert str(Path(given.run_dir).parent) in mounts
+    assert str(Path(GIVEN.run_dir).parent) in mounts
     assert set(mounts.values()) == {volume["name"] for volume in POD["volumes"]}

@@ -298,6 +298,9 @@ def test_mistakes_are_one_line(python: Python, tmp_path: Path, mistake: str) -> 
     line = done.stderr.splitlines()[-1]
     assert line.startswith("main_pretrain.py: ")
     assert says in line
+
+
+def test_a_script_that_is_not_there(python: Python) -> None:
     done = python(*LAUNCHER, "main_kmn.py")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("main_kmn.py: No such file or directory; name a script")

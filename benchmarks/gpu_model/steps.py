@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchmarks.gpu_model.tracing import cost_of
 from benchmarks.interleaved import Work
 from solo_ext.config.compose import compose
-from solo_ext.host.patches import repairs_for, select_for_run
+from solo_ext.host.patches import default_patches, select_for_run
 from solo_ext.lab.training.prepare import prepare
 
 IMAGES, CLASSES = 126_689, 100
@@ -69,7 +69,7 @@ def built(config: str) -> tuple[Any, Any]:
         changes = stack.enter_context(a_teacher()) if config.endswith("moco_v2") else []
         stack.enter_context(patch("solo_ext.lab.training.prepare.open_images", lambda *_: Listed()))
         prepared = prepare(compose(f"imagenet100/{config}", ["data.val_path=null", *changes]))
-        select_for_run(prepared.run.patches, repairs_for(prepared.run.method))
+        select_for_run(prepared.run.patches, default_patches(prepared.run.method))
         method = prepared.method(prepared.cfg).to(memory_format=torch.channels_last)
     state = getattr(method, "prototypes", None)
     if hasattr(state, "assignments") and state.num_prototypes:

@@ -14,11 +14,11 @@ import yaml
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import read_text
 
-ALLOW = "SOLO_EXT_ALLOW_CODE"
+ALLOW_CODE_VARIABLE = "SOLO_EXT_ALLOW_CODE"
 """Environment variable; 1 allows the code that this module refuses."""
 TARGET = "_target_"
 """Hydra's key for a Python object to call."""
-_REMEDY = f"remove it, or set {ALLOW}=1 if you trust whoever wrote the config"
+_REMEDY = f"remove it, or set {ALLOW_CODE_VARIABLE}=1 if you trust whoever wrote the config"
 _PLAIN = {"job", "output_subdir", "run", "sweep"}
 """Keys of ``hydra`` that name no code; some are in solo-learn's own configs."""
 _MOST = 100_000
@@ -35,7 +35,7 @@ def refuse_targets(config: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     solo_ext.core.errors.ConfigError: optimizer._target_='os.system': a config names Python ...
     """
-    if os.environ.get(ALLOW) == "1":
+    if os.environ.get(ALLOW_CODE_VARIABLE) == "1":
         return
     for key, value in _entries(config):
         if key.rpartition(".")[2] == TARGET:
@@ -75,7 +75,7 @@ def refuse_hydra_section(config: Any) -> None:
     solo_ext.core.errors.ConfigError: hydra.searchpath=['pkg://unknown']: settings of Hydra ...
     """
     section = config.get("hydra") if isinstance(config, dict) else None
-    if section is None or os.environ.get(ALLOW) == "1":
+    if section is None or os.environ.get(ALLOW_CODE_VARIABLE) == "1":
         return
     problem = "settings of Hydra can name Python to run"
     if not isinstance(section, dict):

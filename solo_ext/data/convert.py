@@ -20,12 +20,12 @@ from solo_ext.data.images import class_names, images_fingerprint
 from solo_ext.data.reading import (
     EncodedImages,
     Images,
-    Skipping,
+    SkipUnreadable,
     UnreadableImage,
     decode_image,
     name_of,
     targets_of,
-    unwrapped,
+    unwrap_dataset,
 )
 from solo_ext.data.shards import TARGETS, write_array
 from solo_ext.data.streaming import INDEX
@@ -34,7 +34,7 @@ STARTED = "converting.jsonl"
 """Log of an unfinished conversion: first what it converts, then one line per finished shard."""
 _MOST = 2**32 - 1
 """Largest shard in bytes: offsets in it have 32 bits."""
-_AHEAD = 64
+_PREFETCH = 64
 """Number of images that are read at a time."""
 
 
@@ -84,7 +84,7 @@ def convert(
         what = {
             "images": images_fingerprint(images, by_name=True),
             "count": len(images),
-            "skip": isinstance(images, Skipping),
+            "skip": isinstance(images, SkipUnreadable),
             "shard_bytes": shard_bytes,
         }
         found = read_jsonl(out / STARTED)
@@ -148,22 +148,22 @@ def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]
         try:
             return _encoded(images, index)
         except UnreadableImage:
-            if not isinstance(images, Skipping):
+            if not isinstance(images, SkipUnreadable):
                 raise
             return None
 
     order = permutation(len(images), mix(0))
     # Threads run in parallel, because PIL releases the GIL while it decodes.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for first in range(start, len(images), _AHEAD):
-            places = np.arange(first, min(first + _AHEAD, len(images)))
+        for first in range(start, len(images), _PREFETCH):
+            places = np.arange(first, min(first + _PREFETCH, len(images)))
             some = order(places).tolist()
             yield from zip(places.tolist(), some, pool.map(read, some), strict=True)
 
 
 def _encoded(images: Images, index: int) -> bytes:
     """An image's encoded bytes, after checking that they can be decoded."""
-    source, (place,) = unwrapped(images, [index])
+    source, (place,) = unwrap_dataset(images, [index])
     if isinstance(source, EncodedImages):
         encoded = source.encoded(place)
         decode_image(encoded, name_of(images, index))

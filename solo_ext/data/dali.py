@@ -16,7 +16,7 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.transforms import fixed_view
 
 INSTALL = "pip install 'solo-ext[dali-cuda12]' or 'solo-ext[dali-cuda13]', after your CUDA"
-_AHEAD = 4
+_PREFETCH = 4
 """Most batches that a pipeline reads ahead: the file that failed is in one of them."""
 
 
@@ -179,7 +179,7 @@ def unreadable(error: RuntimeError, files: Sequence[str], batch_size: int) -> Ex
     >>> unreadable(RuntimeError("out of memory"), ["a.png"], batch_size=8)
     RuntimeError('out of memory')
     """
-    text, files = str(error), files[: _AHEAD * batch_size]
+    text, files = str(error), files[: _PREFETCH * batch_size]
     named = re.search(r"(?:Failed to decode sample #\d+ :|File mapping failed:) *(.+)", text)
     found = named.group(1).strip() if named else None
     if found not in files:

@@ -37,7 +37,7 @@ _Walk = Callable[[_Seen, list[str]], Iterable[Sample]]
 """Yields samples; adds what it reads to the first argument and class names to the second."""
 _BLOCK = 64
 """Only the position of every 64th name is kept; a name is found by splitting its block of 64."""
-_AT_ONCE = 2**20
+_FLUSH_EVERY = 2**20
 _SETTLED = 2_000_000_000
 """Nanoseconds after which another change of a folder is sure to get another timestamp."""
 _FILES = "names", "starts", "targets"
@@ -88,7 +88,7 @@ class Listing(Sequence[Sample]):
     @classmethod
     def of(cls, samples: Iterable[Sample], classes: list[str], prefix: str = "") -> Listing:
         """Puts samples into arrays of this process."""
-        arrays = _Arrays(prefix)
+        arrays = _ListingBuilder(prefix)
         for sample in samples:
             arrays.add(*sample)
         return arrays.listing(classes)
@@ -139,7 +139,7 @@ class Listing(Sequence[Sample]):
         return os.path.join(self.prefix, os.fsdecode(name))
 
 
-class _Arrays:
+class _ListingBuilder:
     """Builds a listing: in memory, or in ``files`` as soon as they are set."""
 
     def __init__(self, prefix: str) -> None:
@@ -156,7 +156,7 @@ class _Arrays:
         names += name
         targets.append(target)
         self.count, self.size = self.count + 1, self.size + len(name)
-        if self.files and self.count % _AT_ONCE == 0:
+        if self.files and self.count % _FLUSH_EVERY == 0:
             self.flush()
 
     def flush(self) -> None:
@@ -184,7 +184,7 @@ def _listed(root: Path, kind: str, walk: _Walk) -> ImageFiles:
     folder = cache_root() / "listings" / name
     if found := _unchanged(folder, prefix):
         return ImageFiles(found)
-    arrays, seen, classes = _Arrays(prefix), _Seen(), list[str]()
+    arrays, seen, classes = _ListingBuilder(prefix), _Seen(), list[str]()
     with contextlib.ExitStack() as stack:
         for sample in walk(seen, classes):
             if arrays.count == draws.LARGE:
@@ -380,7 +380,7 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
         except UnicodeDecodeError:
             raise refusal("a file that is no text") from None
         try:
-            targets, names = numbered(labels)
+            targets, names = parse_text_labels(labels)
         except ValueError as error:
             raise refusal(str(error)) from None
         classes += names
@@ -390,7 +390,7 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
     return _listed(file, kind, walk)
 
 
-def numbered(labels: Collection[str]) -> tuple[dict[str, int], list[str]]:
+def parse_text_labels(labels: Collection[str]) -> tuple[dict[str, int], list[str]]:
     """Targets by label, and names of the classes.
 
     Whole numbers are targets, where a negative one means no label (-1); names are numbered in
@@ -399,9 +399,9 @@ def numbered(labels: Collection[str]) -> tuple[dict[str, int], list[str]]:
     Raises:
         ValueError: all labels are numbers, but not all of them are class numbers.
 
-    >>> numbered(["2", "-7"])
+    >>> parse_text_labels(["2", "-7"])
     ({'2': 2, '-7': -1}, ['0', '1', '2'])
-    >>> numbered(["2", "cat"])
+    >>> parse_text_labels(["2", "cat"])
     ({'2': 0, 'cat': 1}, ['2', 'cat'])
     """
     odd = next((label for label in labels if not _NUMBER.fullmatch(label)), None)

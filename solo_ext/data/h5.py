@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from solo_ext.core.errors import ConfigError, first_line
-from solo_ext.data.reading import EncodedImages, file_state, naming
+from solo_ext.data.reading import EncodedImages, file_state, image_errors
 
 _LAYOUT = "lay it out as <class>/<image>, each image the bytes of its file (uint8)"
 _DAMAGED = (OSError, KeyError, TypeError, AttributeError, RuntimeError, ValueError)
@@ -56,7 +56,7 @@ class H5Images(EncodedImages):
         return {**self.__dict__, "_file": None}
 
     def encoded(self, index: int) -> bytes:
-        with naming(lambda: self.name_of(index)):
+        with image_errors(lambda: self.name_of(index)):
             group, image = self._opened()[self._group_of(index)], self._names[index]
             _refuse_link(group, image)
             held = group[image]

@@ -17,7 +17,7 @@ from solo_ext.data.reading import (
     USUAL_COLUMNS,
     EncodedImages,
     UnreadableImage,
-    number_labels,
+    index_labels,
     read_file,
     usual_column,
 )
@@ -208,4 +208,4 @@ def _labels(rows: Any, column: str) -> tuple[NDArray[np.int64], list[str]]:
         problem = "neither whole numbers nor names"
         remedy = f"columns: {', '.join(rows.features)}"
         raise ConfigError(f"{_KEY}.label", column, problem, remedy)
-    return number_labels(values)
+    return index_labels(values)

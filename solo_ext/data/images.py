@@ -19,7 +19,7 @@ from solo_ext.core.errors import ConfigError, first_line
 from solo_ext.data.folders import class_folders, file_list, unlabelled_folder
 from solo_ext.data.h5 import open_h5
 from solo_ext.data.huggingface import open_huggingface
-from solo_ext.data.reading import Images, Skipping, file_state, targets_of, unwrapped
+from solo_ext.data.reading import Images, SkipUnreadable, file_state, targets_of, unwrap_dataset
 from solo_ext.data.streaming import open_streaming
 from solo_ext.data.webdataset import open_webdataset
 
@@ -68,7 +68,7 @@ def open_images(data: schema.Images, split: Split) -> Images:
         raise ConfigError(key, path, "no image in it", "give a folder with images")
     if split == "train" and 0 < data.fraction < 1:
         images = _part(images, _stratified(np.asarray(targets_of(images)), data.fraction))
-    return Skipping(images) if data.unreadable == "skip" else images
+    return SkipUnreadable(images) if data.unreadable == "skip" else images
 
 
 def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> Images:
@@ -107,8 +107,8 @@ def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> 
 
 def _held_out(images: Images, holdout: float, split: Split) -> Images:
     """The held-out labelled images for ``val``, all others for ``train``."""
-    if isinstance(images, Skipping):
-        return Skipping(_held_out(images.images, holdout, split))
+    if isinstance(images, SkipUnreadable):
+        return SkipUnreadable(_held_out(images.images, holdout, split))
     targets = np.asarray(targets_of(images))
     labelled = np.flatnonzero(targets >= 0)
     if not len(labelled):
@@ -155,7 +155,7 @@ def class_names(images: Images) -> list[str]:
     >>> class_names([("an image", 2), ("another", 0)])
     ['0', '2']
     """
-    names = getattr(unwrapped(images, ())[0], "classes", None)
+    names = getattr(unwrap_dataset(images, ())[0], "classes", None)
     return [str(n) for n in names or sorted(set(targets_of(images)))]
 
 
@@ -169,7 +169,7 @@ def files_of(images: Images) -> list[str]:
     >>> files_of(ImageFiles(Listing.of([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"])))
     ['ant/0.png', 'bee/0.png']
     """
-    source, indices = unwrapped(images, range(len(images)))
+    source, indices = unwrap_dataset(images, range(len(images)))
     if hasattr(source, "samples"):
         paths = [str(path) for path, _ in source.samples]
         return [paths[index] for index in indices]
@@ -205,7 +205,8 @@ def images_fingerprint(images: Images, *, by_name: bool = False) -> str | None:
         if isinstance(source, Subset):
             digest.update(repr(list(source.indices)).encode())
             source = source.dataset
-        elif by_name and isinstance(source, Skipping):
+        elif by_name and isinstance(source, SkipUnreadable):
+            # Stored features carry digests with this word.
             digest.update(b"Skipping")
             source = source.images
         else:

@@ -20,12 +20,12 @@ from solo_ext.data.folders import ImageFiles
 from solo_ext.data.images import files_of, open_images
 from solo_ext.data.reading import (
     Images,
-    Skipping,
-    most_in_a_row,
+    SkipUnreadable,
+    max_consecutive_unreadable,
     read_sample,
     targets_of,
     too_many,
-    unwrapped,
+    unwrap_dataset,
 )
 from solo_ext.data.transforms import (
     FixedView,
@@ -121,7 +121,7 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
         start_method: str | None = None,
     ) -> None:
         self.skipped: dict[int, None] = {}
-        self._skips = isinstance(dataset.images, Skipping)
+        self._skips = isinstance(dataset.images, SkipUnreadable)
         self.start_at(sampler, batch_size)
         super().__init__(
             dataset,
@@ -153,9 +153,9 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
 class FixedLoader(WorkerLoader):
     """Batches ``(images, targets)`` in order, each image once.
 
-    Unreadable images of a :class:`~solo_ext.data.reading.Skipping` data set are left out: a batch
-    that loses some is smaller, and one that loses all is not served. ``skipped`` has the indices
-    that the last pass left out, in order.
+    Unreadable images of a :class:`~solo_ext.data.reading.SkipUnreadable` data set are left out: a
+    batch that loses some is smaller, and one that loses all is not served. ``skipped`` has the
+    indices that the last pass left out, in order.
 
     >>> from PIL import Image
     >>> from torchvision.transforms import ToTensor
@@ -173,7 +173,7 @@ class FixedLoader(WorkerLoader):
         start_method: str | None = None,
     ) -> None:
         self.skipped: list[int] = []
-        self._skips = isinstance(views.images, Skipping)
+        self._skips = isinstance(views.images, SkipUnreadable)
         super().__init__(
             views,
             batch_size=batch_size,
@@ -188,7 +188,7 @@ class FixedLoader(WorkerLoader):
             return
         images: Any = self.dataset.images  # type: ignore[attr-defined]
         self.skipped, in_a_row, indices = [], 0, itertools.count()
-        most = most_in_a_row(images)
+        most = max_consecutive_unreadable(images)
         for batch, readable in super().__iter__():
             for fine, index in zip(readable, indices):  # noqa: B905
                 in_a_row = 0 if fine else in_a_row + 1
@@ -436,7 +436,7 @@ def labels_of(dataset: Any) -> Tensor | None:
     tensor([2, 0])
     """
     if isinstance(dataset, TrainingViews):
-        source, indices = unwrapped(dataset.images, range(len(dataset)))
+        source, indices = unwrap_dataset(dataset.images, range(len(dataset)))
         # Do not copy these targets: those of many images are memory-mapped.
         whole = isinstance(source, ImageFiles) and isinstance(indices, range)
         found: Any = source.targets if whole else targets_of(dataset.images)

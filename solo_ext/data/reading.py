@@ -37,7 +37,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 starts a PostScript interpreter."""
 NOT_THE_IMAGES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that are not the file's fault: too many open files, or no memory left."""
-MOST_IN_A_ROW = 100
+MAX_CONSECUTIVE_UNREADABLE = 100
 """After this many unreadable files in a row, the disk counts as lost."""
 USUAL_COLUMNS = {
     "image": ("image", "img", "jpg", "jpeg", "png"),
@@ -47,7 +47,7 @@ USUAL_COLUMNS = {
 _TIFF_BITS_PER_SAMPLE = 258
 
 
-class _OfAWorker(UserError):
+class _OneLineError(UserError):
     """An error of one line, also after ``DataLoader`` rebuilt it from a worker's traceback."""
 
     def __init__(self, message: str) -> None:
@@ -58,7 +58,7 @@ class _OfAWorker(UserError):
         super().__init__(message)
 
 
-class UnreadableImage(_OfAWorker):
+class UnreadableImage(_OneLineError):
     """An unreadable image: its name ``what`` and the ``reason``, or only a message ``what``.
 
     >>> str(UnreadableImage("a.png", "it is empty"))[:44]
@@ -78,10 +78,10 @@ class UnreadableImage(_OfAWorker):
         super().__init__(what)
 
 
-class StorageAway(_OfAWorker):
+class StorageUnavailable(_OneLineError):
     """The storage of the images does not respond; like a lost disk, this always ends the run.
 
-    >>> str(StorageAway("s3://images: no answer"))
+    >>> str(StorageUnavailable("s3://images: no answer"))
     's3://images: no answer'
     """
 
@@ -89,13 +89,13 @@ class StorageAway(_OfAWorker):
 
 
 @contextlib.contextmanager
-def naming(name: Callable[[], str]) -> Iterator[None]:
+def image_errors(name: Callable[[], str]) -> Iterator[None]:
     """Turns errors of reading an image into an ``UnreadableImage`` with the image's name.
 
     Raises:
         UnreadableImage: any error, except a ``UserError`` and a lack of memory or file handles.
 
-    >>> with naming(lambda: "a.png"):
+    >>> with image_errors(lambda: "a.png"):
     ...     raise ValueError("it is a link")
     Traceback (most recent call last):
     solo_ext.data.reading.UnreadableImage: image 'a.png' cannot be read: it is a link; mend or ...
@@ -136,7 +136,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     flag = getattr(os, "O_NONBLOCK", 0)
     # Without `Path`, `open` would take a number as one of this process's file descriptors.
     with (
-        naming(lambda: str(path)),
+        image_errors(lambda: str(path)),
         open(Path(path), "rb", opener=lambda name, flags: os.open(name, flags | flag)) as file,
     ):
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -156,7 +156,7 @@ def decode_image(encoded: bytes, name: str) -> Image.Image:
     >>> image.mode, image.size
     ('RGB', (4, 3))
     """
-    with naming(lambda: name):
+    with image_errors(lambda: name):
         return _decoded(encoded)
 
 
@@ -233,14 +233,14 @@ class EncodedImages(Dataset[Item], ABC):
 
     def __getitem__(self, index: int) -> Item:
         encoded = self.encoded(index)
-        with naming(lambda: self.name_of(index)):
+        with image_errors(lambda: self.name_of(index)):
             return _decoded(encoded), int(self.targets[index])
 
 
-class Skipping(Dataset[Item]):
+class SkipUnreadable(Dataset[Item]):
     """Marks a data set whose unreadable images are skipped (``data.unreadable=skip``).
 
-    >>> len(Skipping([("an image", 2), ("another", 0)]))
+    >>> len(SkipUnreadable([("an image", 2), ("another", 0)]))
     2
     """
 
@@ -259,14 +259,14 @@ def read_sample(images: Images, index: int) -> tuple[int, Item]:
 
     Raises:
         UnreadableImage: the sample is unreadable and must not be skipped, or
-            :data:`MOST_IN_A_ROW` files in a row are unreadable.
+            :data:`MAX_CONSECUTIVE_UNREADABLE` files in a row are unreadable.
 
     >>> read_sample([("an image", 2), ("another", 0)], 1)
     (1, ('another', 0))
     """
-    if not isinstance(images, Skipping):
+    if not isinstance(images, SkipUnreadable):
         return index, images[index]
-    tried, place = min(len(images), MOST_IN_A_ROW), index
+    tried, place = min(len(images), MAX_CONSECUTIVE_UNREADABLE), index
     for _ in range(tried):
         last = place % len(images)
         try:
@@ -277,14 +277,14 @@ def read_sample(images: Images, index: int) -> tuple[int, Item]:
     raise too_many(tried, images, last)
 
 
-def most_in_a_row(images: Images) -> int:
-    """How many unreadable samples in a row are too many: those of :data:`MOST_IN_A_ROW` files.
+def max_consecutive_unreadable(images: Images) -> int:
+    """Number of samples in a row of which one must be readable: those of 100 files.
 
-    >>> most_in_a_row([("an image", 2), ("another", 0)])
+    >>> max_consecutive_unreadable([("an image", 2), ("another", 0)])
     2
     """
-    source, _ = unwrapped(images, ())
-    return min(len(images), MOST_IN_A_ROW * getattr(source, "per_file", 1))
+    source, _ = unwrap_dataset(images, ())
+    return min(len(images), MAX_CONSECUTIVE_UNREADABLE * getattr(source, "per_file", 1))
 
 
 def too_many(count: int, images: Images, last: int) -> UnreadableImage:
@@ -313,13 +313,13 @@ def reason_of(images: Images, index: int) -> str:
     return "it could not be read; now it can"
 
 
-def unwrapped(images: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
-    """The data set inside :class:`Skipping` and ``Subset``, and the samples' indices in it.
+def unwrap_dataset(images: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
+    """The data set inside :class:`SkipUnreadable` and ``Subset``, and the samples' indices in it.
 
-    >>> unwrapped(Subset(["a", "b", "c"], [2, 0]), range(2))
+    >>> unwrap_dataset(Subset(["a", "b", "c"], [2, 0]), range(2))
     (['a', 'b', 'c'], array('q', [2, 0]))
     """
-    while isinstance(images, Skipping | Subset):
+    while isinstance(images, SkipUnreadable | Subset):
         if isinstance(images, Subset):
             of_part = images.indices
             images, indices = images.dataset, array("q", (of_part[i] for i in indices))
@@ -334,7 +334,7 @@ def name_of(images: Any, index: int) -> str:
     >>> name_of([("an image", 0)], 0)
     'sample 0'
     """
-    source, (place,) = unwrapped(images, [index])
+    source, (place,) = unwrap_dataset(images, [index])
     return str(source.name_of(place)) if hasattr(source, "name_of") else f"sample {place}"
 
 
@@ -344,7 +344,7 @@ def targets_of(images: Images) -> list[int]:
     >>> targets_of([("an image", 2), ("another", 0)])
     [2, 0]
     """
-    source, indices = unwrapped(images, range(len(images)))
+    source, indices = unwrap_dataset(images, range(len(images)))
     for name in ("targets", "labels"):
         if hasattr(source, name):
             held = getattr(source, name)
@@ -352,12 +352,12 @@ def targets_of(images: Images) -> list[int]:
     return [source[i][1] for i in indices]
 
 
-def number_labels(labels: Sequence[int | str | None]) -> tuple[NDArray[np.int64], list[str]]:
+def index_labels(labels: Sequence[int | str | None]) -> tuple[NDArray[np.int64], list[str]]:
     """Targets (n,) of labels, and names of the classes in the order of their targets.
 
     Classes are numbered in sorted order; the target of ``None`` and of negative numbers is -1.
 
-    >>> number_labels(["bee", "ant", None])
+    >>> index_labels(["bee", "ant", None])
     (array([ 1,  0, -1]), ['ant', 'bee'])
     """
     given: set[Any] = {v for v in labels if isinstance(v, str) or (v is not None and v >= 0)}

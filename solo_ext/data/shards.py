@@ -23,7 +23,12 @@ from numpy.typing import NDArray
 from solo_ext.config.schema import Streaming
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import atomic_write, cache_root, locked, open_regular
-from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, EncodedImages, StorageAway, UnreadableImage
+from solo_ext.data.reading import (
+    NOT_THE_IMAGES_FAULT,
+    EncodedImages,
+    StorageUnavailable,
+    UnreadableImage,
+)
 
 TARGETS = "targets.npy"
 KEY = "data.streaming"
@@ -32,7 +37,7 @@ _LOCKS = 64
 """Number of lock files; shards that share one are downloaded one after the other."""
 _LONGEST = 300
 """Most characters that are shown of a storage's own message."""
-_AGAIN = 8
+_MAX_REOPEN = 8
 """How often a copy may be removed, to make room, after its download and before it is opened."""
 
 
@@ -121,11 +126,11 @@ class Storage:
 
         Raises:
             ValueError: the shard is missing or damaged.
-            StorageAway: the storage does not respond.
+            StorageUnavailable: the storage does not respond.
         """
         if shard.name in self._lost:
             raise ValueError(self._lost[shard.name])
-        for _ in range(_AGAIN):
+        for _ in range(_MAX_REOPEN):
             try:
                 file = open_regular(self.folder / shard.name)
             except FileNotFoundError:
@@ -147,9 +152,9 @@ class Storage:
             if not self.remote:
                 raise ValueError(f"the shard has {size} bytes, and {shard.size} in the index")
             (self.folder / shard.name).unlink(missing_ok=True)
-        raise StorageAway(
+        raise StorageUnavailable(
             f"{KEY}.cache_limit={self.settings.cache_limit!r}: {shard.name} was removed to make "
-            f"room before it was read, {_AGAIN} times; raise the limit"
+            f"room before it was read, {_MAX_REOPEN} times; raise the limit"
         )
 
     def _download(self, shard: Shard) -> None:
@@ -161,11 +166,11 @@ class Storage:
             for left in self.folder.glob(f".{shard.name}.*.saving"):
                 # A process that was killed left it.
                 left.unlink(missing_ok=True)
-            content = self._whole(shard)
+            content = self._fetch_verified(shard)
             self._make_room(shard.size)
             atomic_write(self.folder / shard.name, lambda scratch: scratch.write_bytes(content))
 
-    def _whole(self, shard: Shard) -> bytes:
+    def _fetch_verified(self, shard: Shard) -> bytes:
         """Downloads a shard; retries if it is missing or damaged, or the storage is unavailable."""
         for attempt in range(1 + self.settings.download_retry):
             if attempt:
@@ -183,7 +188,7 @@ class Storage:
                     return content
         if away is not None:
             # If this were skipped, every sample would be left out until the storage is back.
-            raise StorageAway(
+            raise StorageUnavailable(
                 f"{self.root}/{shard.name}: {_said(away)} (tried {attempt + 1} times); look at the "
                 "connection and the credentials"
             )
@@ -239,7 +244,7 @@ def _file_system(root: str, settings: Streaming) -> Any:
         named["endpoint_override"] = endpoint
     elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
         named["region"] = fs.resolve_s3_region(place.partition("/")[0])
-    # Only `Storage._whole` retries, so that `download_retry` is the total number of retries.
+    # Only `_fetch_verified` retries, so that `download_retry` is the total number of retries.
     once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
     timeouts = {"connect_timeout": timeout, "request_timeout": timeout}
     return fs.S3FileSystem(retry_strategy=once, **timeouts, **named)
@@ -279,7 +284,7 @@ class MappedArray:
         return array
 
 
-class StreamingImages(EncodedImages):
+class ShardedImages(EncodedImages):
     """Images in one column of shards; sample i is the i-th of all shards in order.
 
     ``shard_starts`` (S + 1,) has the first sample of every shard, and the number of samples;
@@ -287,7 +292,7 @@ class StreamingImages(EncodedImages):
     images and their order.
 
     >>> shard = Shard("shard.00000.mds", 900, 10, {})
-    >>> images = StreamingImages(Storage("shards", Streaming()), [shard] * 3, "image", "")
+    >>> images = ShardedImages(Storage("shards", Streaming()), [shard] * 3, "image", "")
     >>> len(images), images.name_of(23)
     (30, 'shards/shard.00000.mds, sample 3')
     """
@@ -332,7 +337,7 @@ class StreamingImages(EncodedImages):
 
         Raises:
             UnreadableImage: the sample's shard is missing or damaged.
-            StorageAway: the storage does not respond.
+            StorageUnavailable: the storage does not respond.
         """
         number, place = self._place(index)
         shard = self.shards[number]
@@ -357,14 +362,14 @@ class StreamingImages(EncodedImages):
 
 
 @contextlib.contextmanager
-def reaching(key: str, path: str, kind: str, absent: str, remedy: str) -> Iterator[None]:
+def storage_errors(key: str, path: str, kind: str, absent: str, remedy: str) -> Iterator[None]:
     """Turns errors of reading a storage into a ``ConfigError`` of ``key``.
 
     Raises:
         ConfigError: nothing is there, which is reported as ``absent``; the storage does not
             respond; or pyarrow is not installed.
 
-    >>> with reaching("data.train_path", "here", "streaming", "no shards", "give a folder"):
+    >>> with storage_errors("data.train_path", "here", "streaming", "no shards", "give a folder"):
     ...     raise FileNotFoundError
     Traceback (most recent call last):
     solo_ext.core.errors.ConfigError: data.train_path='here': no shards; give a folder

@@ -20,15 +20,15 @@ import numpy as np
 from solo_ext.config.schema import Streaming
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import atomic_write, locked, write_text
-from solo_ext.data.reading import number_labels, usual_column
+from solo_ext.data.reading import index_labels, usual_column
 from solo_ext.data.shards import (
     KEY,
     TARGETS,
     Shard,
+    ShardedImages,
     Storage,
-    StreamingImages,
     prepare,
-    reaching,
+    storage_errors,
     write_array,
 )
 
@@ -91,7 +91,7 @@ class MDS(Shard):
         raise ValueError(f"it has no column {column!r}")
 
 
-def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) -> StreamingImages:
+def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) -> ShardedImages:
     """Opens ``data.format: streaming``, a folder with an ``index.json``, local or on S3 or GCS.
 
     Raises:
@@ -105,7 +105,7 @@ def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) 
     """
     storage = Storage(path, settings)
     remedy = "give a folder of shards; `solo-ext data convert` writes one"
-    with reaching(key, path, "streaming", f"no {INDEX} there", remedy):
+    with storage_errors(key, path, "streaming", f"no {INDEX} there", remedy):
         content = storage.read(INDEX)
     try:
         index = json.loads(content)
@@ -119,7 +119,7 @@ def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) 
     if not shards:
         raise ConfigError(key, path, "no sample in its shards", "give a folder with images")
     digest = hashlib.sha256(content).hexdigest()
-    images = StreamingImages(storage, shards, _column(shards[0], "image", settings.image), digest)
+    images = ShardedImages(storage, shards, _column(shards[0], "image", settings.image), digest)
     own = prepare(storage, shards, digest)
     if labelled:
         try:
@@ -146,7 +146,7 @@ def _column(shard: MDS, kind: str, given: str | None) -> str:
 
 
 def _labels(
-    images: StreamingImages, shards: list[MDS], classes: list[str] | None, own: Path
+    images: ShardedImages, shards: list[MDS], classes: list[str] | None, own: Path
 ) -> tuple[Path, list[str]]:
     """File of the targets, and names of the classes.
 
@@ -169,7 +169,7 @@ def _labels(
         if not names.exists():
             encoding, _ = shards[0].columns[column]
             values = [_label(images.value(i, column), encoding) for i in range(len(images))]
-            targets, known = number_labels(values)
+            targets, known = index_labels(values)
             write_array(mine, targets.astype(np.int32))
             write_text(names, json.dumps(known))
     return mine, json.loads(names.read_text())

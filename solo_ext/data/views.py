@@ -22,17 +22,17 @@ from solo_ext.core.draws import mix, permutation
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.reading import (
     Images,
-    Skipping,
+    SkipUnreadable,
     UnreadableImage,
     name_of,
     read_sample,
     targets_of,
-    unwrapped,
+    unwrap_dataset,
 )
 
 Crops = Callable[[Image.Image], list[Tensor]]
 Integers = NDArray[np.int64]
-_AT_ONCE = 4096
+_ORDER_CHUNK = 4096
 """Number of entries of the order that are computed at a time."""
 _MOST_BYTES = 8 << 30
 """Largest decoded size that ``data.in_memory`` accepts."""
@@ -104,8 +104,8 @@ class EpochSampler(Sampler[SampleKey]):
         else:
             entries = shard_order(self._shards, key, self._at_once)
         count = len(self)
-        for first in range(self.start, count, _AT_ONCE):
-            own = np.arange(first, min(first + _AT_ONCE, count))
+        for first in range(self.start, count, _ORDER_CHUNK):
+            own = np.arange(first, min(first + _ORDER_CHUNK, count))
             for index in entries(own * replicas + rank).tolist():
                 yield SampleKey(epoch, index)
 
@@ -160,7 +160,7 @@ def shard_starts(images: Images) -> Integers | None:
 
     >>> shard_starts([("an image", 2), ("another", 0)])
     """
-    source, indices = unwrapped(images, range(len(images)))
+    source, indices = unwrap_dataset(images, range(len(images)))
     starts: Integers | None = getattr(source, "shard_starts", None)
     if starts is None or isinstance(indices, range):
         return starts
@@ -219,7 +219,7 @@ class FixedViews(Dataset[tuple[Tensor, int] | None]):
         try:
             image, target = self.images[index]
         except UnreadableImage:
-            if not isinstance(self.images, Skipping):
+            if not isinstance(self.images, SkipUnreadable):
                 raise
             return None
         return self.transform(image), target
@@ -341,8 +341,8 @@ def raw_batches(images: Images, in_memory: bool) -> RawBatches:
     >>> type(raw_batches([(Image.new("RGB", (10, 8)), 3)] * 5, in_memory=True)).__name__
     'HeldBatches'
     """
-    # `Skipping` can be dropped for torchvision's arrays, whose images cannot be unreadable.
-    source, rows = unwrapped(images, range(len(images)))
+    # `SkipUnreadable` can be dropped for torchvision's arrays, whose images cannot be unreadable.
+    source, rows = unwrap_dataset(images, range(len(images)))
     if isinstance(source, datasets.CIFAR10):
         return HeldBatches(images, source.data.transpose(0, 3, 1, 2), targets_of(source), rows)
     if isinstance(source, datasets.STL10):

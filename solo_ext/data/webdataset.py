@@ -30,17 +30,17 @@ from rich.progress import Progress
 from solo_ext.config.schema import Streaming
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import atomic_write, locked, write_text
-from solo_ext.data.folders import numbered
-from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, StorageAway
+from solo_ext.data.folders import parse_text_labels
+from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, StorageUnavailable
 from solo_ext.data.shards import (
     KEY,
     TARGETS,
     MappedArray,
     Shard,
+    ShardedImages,
     Storage,
-    StreamingImages,
     prepare,
-    reaching,
+    storage_errors,
     write_array,
 )
 
@@ -71,7 +71,7 @@ class Tar(Shard):
             offset, size = self.places.values[self.first + place].item()
         except FileNotFoundError:
             gone = f"{self.places.file}: the index of the tars is gone; "
-            raise StorageAway(gone + "the next start goes through them again") from None
+            raise StorageUnavailable(gone + "the next start goes through them again") from None
         # Read the header too, to notice if another tar has replaced the indexed one.
         file.seek(offset - tarfile.BLOCKSIZE)
         member = file.read(tarfile.BLOCKSIZE + size)
@@ -95,7 +95,7 @@ class _Part(NamedTuple):
 
 def open_webdataset(
     path: str, key: str, settings: Streaming, *, labelled: bool, whole: bool
-) -> StreamingImages:
+) -> ShardedImages:
     """Opens ``data.format: webdataset``.
 
     The path, the value of config key ``key``, is a folder of tars, a tar, or a pattern such as
@@ -114,7 +114,7 @@ def open_webdataset(
     shards = [Shard(name, size, 0, {}) for name, (size, _) in found.items()]
     root = storage.root if storage.remote else os.path.abspath(storage.root)
     chosen = _digest(f"{settings.image} {settings.label}")
-    with _keeping(settings):
+    with _cache_errors(settings):
         own = prepare(storage, shards, f"{root} {json.dumps(found)}")
         # The part of a tar does not depend on the other tars, so it stays valid while a damaged
         # one among these is repaired.
@@ -146,7 +146,7 @@ def open_webdataset(
     if not tars:
         problem, remedy = f"no image in the tars of {path!r}", f"name one of {', '.join(_IMAGES)}"
         raise ConfigError(f"{KEY}.image", settings.image, problem, remedy)
-    images = StreamingImages(storage, tars, "image", about["digest"])
+    images = ShardedImages(storage, tars, "image", about["digest"])
     if labelled and about["problem"]:
         remedy = "name an extension or a key of .json, or set data.no_labels=true"
         raise ConfigError(f"{KEY}.label", settings.label, about["problem"], remedy)
@@ -165,7 +165,7 @@ def _found(
     remedy = "give a folder of .tar files, or `folder/name-{000..146}.tar`"
     packed = [last] if _COMPRESSED.fullmatch(last) else []
     if not packed:
-        with reaching(key, path, "webdataset", "no such folder", remedy):
+        with storage_errors(key, path, "webdataset", "no such folder", remedy):
             listed = storage.listing()
         packed = [] if single else sorted(filter(_COMPRESSED.fullmatch, listed))
     if packed:
@@ -188,7 +188,7 @@ def _found(
 
 
 @contextmanager
-def _keeping(settings: Streaming) -> Iterator[None]:
+def _cache_errors(settings: Streaming) -> Iterator[None]:
     """Turns errors of writing the cache folder into a ``ConfigError`` of ``cache_dir``."""
     try:
         yield
@@ -259,7 +259,7 @@ def _index(
         pool.shutdown(cancel_futures=True)
     targets, classes, problem = dict[str, int](), list[str](), "no sample of its tars has a label"
     try:
-        targets, classes = numbered([label for label in known if label])
+        targets, classes = parse_text_labels([label for label in known if label])
     except ValueError as error:
         problem = str(error)
     by_code = np.array([targets.get(label, -1) for label in known], np.int32)

@@ -2,10 +2,10 @@
 
 A patch names the symptom that it cures, and yields (owner, attribute, value) for what it replaces,
 or nothing if the installed solo-learn does not have the defect. Patches that change no results are
-applied when the host is loaded. Those that change any (``changes_numbers``) are applied to runs
+applied when the host is loaded. Those that change any (``changes_results``) are applied to runs
 that list them in the config key ``patches``, which is recorded with the run. Some of these do not
 change the weights of an uninterrupted run: runs of plugins' methods and of ``solo-ext`` get them
-without asking, see :func:`repairs_for`.
+without asking, see :func:`default_patches`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Patch:
     Attributes:
         name: its name in the key ``patches``.
         symptom: what a user sees without the patch.
-        changes_numbers: whether it changes numerical results, so that a run must ask for it.
+        changes_results: whether it changes numerical results, so that a run must ask for it.
         replacements: yields (owner, attribute, value).
         fix: name of the fix in ``upstream/fixes``; a solo-learn with that fix needs no patch.
         undo: the original values while the patch is applied; ``_ABSENT`` for a new attribute.
@@ -72,7 +72,7 @@ class Patch:
 
     name: str
     symptom: str
-    changes_numbers: bool
+    changes_results: bool
     replacements: Callable[[], Iterable[Replacement]]
     fix: str = ""
     undo: list[Replacement] = field(default_factory=list)
@@ -106,10 +106,10 @@ _Yields = Callable[[], Iterable[Replacement]]
 
 
 def _patch(
-    name: str, symptom: str, *, changes_numbers: bool = False, fix: str = ""
+    name: str, symptom: str, *, changes_results: bool = False, fix: str = ""
 ) -> Callable[[_Yields], _Yields]:
     def add(replacements: _Yields) -> _Yields:
-        PATCHES[name] = Patch(name, symptom, changes_numbers, replacements, fix)
+        PATCHES[name] = Patch(name, symptom, changes_results, replacements, fix)
         return replacements
 
     return add
@@ -124,12 +124,12 @@ def apply_all() -> None:
     []
     """
     for patch in PATCHES.values():
-        if not patch.changes_numbers:
+        if not patch.changes_results:
             patch.apply()
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuses names other than those of patches with ``changes_numbers``.
+    """Refuses names other than those of patches with ``changes_results``.
 
     Raises:
         ConfigError: there is such a name; it reports the first.
@@ -138,7 +138,7 @@ def check_names(names: Iterable[str]) -> None:
     Traceback (most recent call last):
     solo_ext.core.errors.ConfigError: patches='own-sise': unknown patch; did you mean 'own-size'?...
     """
-    optional = [patch.name for patch in PATCHES.values() if patch.changes_numbers]
+    optional = [patch.name for patch in PATCHES.values() if patch.changes_results]
     for name in names:
         if name not in PATCHES:
             raise ConfigError("patches", name, "unknown patch", nearest(name, optional))
@@ -148,11 +148,11 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[str]:
-    """Applies a run's patches with ``changes_numbers``, and removes all others of this kind.
+    """Applies a run's patches with ``changes_results``, and removes all others of this kind.
 
     Args:
         given: the config's ``patches``.
-        repairs: from :func:`repairs_for`; patches that do not fit this host are left out.
+        repairs: from :func:`default_patches`; patches that do not fit this host are left out.
 
     Returns:
         The names of all patches applied, for the run's records and :func:`announce`.
@@ -169,7 +169,7 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
     chosen = list(given)
     check_names(chosen)
     for patch in PATCHES.values():
-        if patch.changes_numbers and patch.name not in chosen:
+        if patch.changes_results and patch.name not in chosen:
             patch.remove()
     wanted = list(dict.fromkeys([*chosen, *repairs]))
     for name in wanted:
@@ -182,14 +182,14 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
     return [name for name in wanted if PATCHES[name].undo]
 
 
-def repairs_for(method: str, data_format: str | None = None) -> list[str]:
-    """Patches with ``changes_numbers`` that plugins' methods and ``solo-ext`` get without asking.
+def default_patches(method: str, data_format: str | None = None) -> list[str]:
+    """Patches with ``changes_results`` that plugins' methods and ``solo-ext`` get without asking.
 
     They change NaN in logs, what happens after an interruption, and DALI's order and seed, but no
     other number.
 
     >>> loaded = host.load()
-    >>> repairs_for("dino")
+    >>> default_patches("dino")
     ['no-labels', 'momentum-resume', 'dino-epoch']
     """
     target = import_module("solo.methods").METHODS.get(method)
@@ -207,7 +207,7 @@ def repairs_for(method: str, data_format: str | None = None) -> list[str]:
 
 
 def announce(applied: Collection[str]) -> None:
-    """Logs in one line which patches with ``changes_numbers`` a run has, if any.
+    """Logs in one line which patches with ``changes_results`` a run has, if any.
 
     >>> announce([])
     """
@@ -223,7 +223,7 @@ def _base() -> Any:
     return import_module("solo.methods.base")
 
 
-def _own_base() -> bool:
+def _is_main() -> bool:
     """Whether the base classes are solo-learn's own; those of 1.0.2 are replaced by ours."""
     return not _base().BaseMethod.__module__.startswith("solo_ext.")
 
@@ -273,7 +273,7 @@ def _select_for_script(cfg: DictConfig) -> list[str]:
         problem = "solo-learn's main_pretrain.py asserts two"
         remedy = "run it as `python -m solo_ext main_pretrain.py ...`, or give num_crops: 2"
         raise ConfigError("augmentations", f"{large} large crops", problem, remedy)
-    return select_for_run(given, repairs_for(cfg.method, OmegaConf.select(cfg, "data.format")))
+    return select_for_run(given, default_patches(cfg.method, OmegaConf.select(cfg, "data.format")))
 
 
 @_patch(
@@ -310,7 +310,7 @@ def _auto_resume() -> Iterator[Replacement]:
     "a misspelt key of a third party's method_kwargs is ignored, whatever type it declares",
 )
 def _method_kwargs() -> Iterator[Replacement]:
-    if not _own_base():
+    if not _is_main():
         return
     base = _base().BaseMethod
     original = base.add_and_assert_specific_cfg
@@ -339,7 +339,7 @@ def _method_kwargs() -> Iterator[Replacement]:
 def _backbones() -> Iterator[Replacement]:
     from solo_ext.host.backbones import BackboneTable, small_image_kwargs
 
-    if not _own_base():
+    if not _is_main():
         return
     base = _base().BaseMethod
     original = base.add_and_assert_specific_cfg
@@ -363,7 +363,7 @@ def _backbones() -> Iterator[Replacement]:
     fix="0001-online-knn",
 )
 def _online_knn() -> Iterator[Replacement]:
-    if not _own_base():
+    if not _is_main():
         return
     from solo_ext.memory.knn import OnlineKNN
 
@@ -381,7 +381,7 @@ def _online_knn() -> Iterator[Replacement]:
 
 @_patch("static-lr", "checkpoints of SimSiam and NNSiam hold a function: `UnpicklingError`")
 def _static_lr() -> Iterator[Replacement]:
-    if not _own_base():
+    if not _is_main():
         return
     owner = _base().BaseMethod
     original = owner.configure_optimizers
@@ -414,13 +414,13 @@ def _few_classes() -> Iterator[Replacement]:
 @_patch(
     "no-labels",
     "a batch without labels has a loss of nan: that of the online classifier, a mean over nothing",
-    changes_numbers=True,
+    changes_results=True,
     fix="0009-batch-without-labels",
 )
 def _no_labels() -> Iterator[Replacement]:
     from solo_ext.host.classifier import with_class_loss
 
-    if not _own_base():
+    if not _is_main():
         return
     unlabelled = torch.zeros(1, 5), torch.tensor([-1])
     made = vars(_base().BaseMethod)["_base_shared_step"](lambda X: {"logits": X}, *unlabelled)
@@ -440,7 +440,7 @@ def _no_labels() -> Iterator[Replacement]:
     fix="0019-lars-without-waiting",
 )
 def _lars_waits() -> Iterator[Replacement]:
-    if not _own_base():
+    if not _is_main():
         return
     lars = import_module("solo.utils.lars").LARS
     unread = torch.nn.Parameter(torch.empty(1, 1, device="meta"))
@@ -496,7 +496,7 @@ def lars_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     "momentum-resume",
     "a resumed run takes its first momentum step with base_tau, and one too many when gradients "
     "accumulate",
-    changes_numbers=True,
+    changes_results=True,
     fix="0010-momentum-on-resume",
 )
 def _momentum_resume() -> Iterator[Replacement]:
@@ -526,7 +526,7 @@ def _momentum_resume() -> Iterator[Replacement]:
     "momentum-update",
     "every step of a momentum network gives its parameters new memory, by three operations each; "
     "in place by one call, it differs in the last bit",
-    changes_numbers=True,
+    changes_results=True,
 )
 def _momentum_update() -> Iterator[Replacement]:
     updater = import_module("solo.utils.momentum").MomentumUpdater
@@ -546,7 +546,7 @@ def _momentum_update() -> Iterator[Replacement]:
 # Patches to the state that single methods keep between batches.
 
 
-def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
+def _restore_late_buffers(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
     """Lets checkpoints restore buffers that a method creates only when training starts."""
     if "on_load_checkpoint" in vars(method):
         return
@@ -592,7 +592,7 @@ def _made_late(method: Any, names: tuple[str, ...]) -> Iterator[Replacement]:
     fix="0005-resume-swav",
 )
 def _swav_queue() -> Iterator[Replacement]:
-    yield from _made_late(import_module("solo.methods.swav").SwAV, ("queue",))
+    yield from _restore_late_buffers(import_module("solo.methods.swav").SwAV, ("queue",))
 
 
 @_patch(
@@ -601,7 +601,7 @@ def _swav_queue() -> Iterator[Replacement]:
     fix="0006-resume-deepclusterv2",
 )
 def _deepcluster_memory() -> Iterator[Replacement]:
-    yield from _made_late(
+    yield from _restore_late_buffers(
         import_module("solo.methods.deepclusterv2").DeepClusterV2,
         ("local_memory_index", "local_memory_embeddings"),
     )
@@ -629,7 +629,7 @@ def _all4one_encoding() -> Iterator[Replacement]:
 @_patch(
     "deepcluster-first-epoch",
     "DeepCluster v2 logs a loss of nan through its first epoch",
-    changes_numbers=True,
+    changes_results=True,
     fix="0008-deepclusterv2-first-epoch",
 )
 def _deepcluster_first_epoch() -> Iterator[Replacement]:
@@ -675,7 +675,7 @@ def _kmeans_device() -> Iterator[Replacement]:
 @_patch(
     "dino-epoch",
     "DINO resumed within an epoch uses the teacher temperature of epoch 0",
-    changes_numbers=True,
+    changes_results=True,
     fix="0011-dino-temperature-on-resume",
 )
 def _dino_epoch() -> Iterator[Replacement]:
@@ -737,10 +737,10 @@ def _rebuild(dataset_class: bytes) -> Any:
     return indexed.__new__(indexed)
 
 
-class OwnSizeCrop:
+class NoUpscaleCrop:
     """Upstream's random or central crop of 224 pixels, or of the shorter side of smaller images.
 
-    >>> OwnSizeCrop(train=False)(Image.new("RGB", (32, 40))).size
+    >>> NoUpscaleCrop(train=False)(Image.new("RGB", (32, 40))).size
     (32, 32)
     """
 
@@ -758,7 +758,7 @@ class OwnSizeCrop:
 @_patch(
     "own-size",
     "validation and linear evaluation enlarge small images of data.dataset=custom to 224 x 224",
-    changes_numbers=True,
+    changes_results=True,
 )
 def _own_size() -> Iterator[Replacement]:
     if importlib.util.find_spec("solo.data") is None:
@@ -771,8 +771,8 @@ def _own_size() -> Iterator[Replacement]:
     def build_custom_pipeline() -> dict[str, Any]:
         flip = transforms.RandomHorizontalFlip()
         return {
-            "T_train": transforms.Compose([OwnSizeCrop(train=True), flip, *end]),
-            "T_val": transforms.Compose([OwnSizeCrop(train=False), *end]),
+            "T_train": transforms.Compose([NoUpscaleCrop(train=True), flip, *end]),
+            "T_val": transforms.Compose([NoUpscaleCrop(train=False), *end]),
         }
 
     module = import_module("solo.data.classification_dataloader")
@@ -783,7 +783,7 @@ def _own_size() -> Iterator[Replacement]:
     "dali",
     "data.format=dali: files that are no images are opened; the seed is 12; an epoch cut short "
     "shortens the next; indices count the rows of the batch; data.val_path=null and CPUs fail",
-    changes_numbers=True,
+    changes_results=True,
 )
 def _dali() -> Iterator[Replacement]:
     # Upstream imports this module together with `solo.data` if DALI is installed.

@@ -42,7 +42,7 @@ DEFAULT_NAMES: dict[Format, str] = {
 TOLERANCE = 1e-6
 """Largest difference of features, relative to the largest feature or to 1 if that is smaller."""
 _SIZES = ("tiny", "small", "base", "large")
-_TWINS = {
+_TIMM_NAMES = {
     "resnet18": "resnet18",
     "resnet50": "resnet50",
     **{f"vit_{size}": f"vit_{size}_patch16_224" for size in _SIZES},
@@ -230,7 +230,7 @@ def _write_for_timm(
     name, kwargs = metadata.backbone.name, metadata.backbone.kwargs
     reason = "it has no model of that kind"
     folder.mkdir()
-    for model, args in timm_twins(name, kwargs):
+    for model, args in timm_candidates(name, kwargs):
         architecture = model.partition(".")[0]
         twin = Backbone(name=PREFIX + architecture, kwargs=args)
         about = metadata.model_copy(update={"backbone": twin})
@@ -254,13 +254,13 @@ def _write_for_timm(
     )
 
 
-def timm_twins(name: str, kwargs: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def timm_candidates(name: str, kwargs: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Models of timm, with arguments, that may have a backbone's features; most likely first.
 
-    >>> timm_twins("swin_tiny", {})
+    >>> timm_candidates("swin_tiny", {})
     [('swin_tiny_patch4_window7_224', {'num_classes': 0, 'img_size': [224, 224]})]
     """
-    model = name.removeprefix(PREFIX) if name.startswith(PREFIX) else _TWINS.get(name)
+    model = name.removeprefix(PREFIX) if name.startswith(PREFIX) else _TIMM_NAMES.get(name)
     if model is None:
         return []
     given = {k: v for k, v in kwargs.items() if k not in _ONLY_OURS}

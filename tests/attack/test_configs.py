@@ -17,9 +17,7 @@ import resource
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Union, get_args
@@ -33,20 +31,17 @@ from lightning.pytorch.callbacks import LambdaCallback
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from solo_ext import host
 from solo_ext.config.check import _run_model
 from solo_ext.core.errors import UserError
-from solo_ext.core.files import append_lines
-from solo_ext.lab.experiments.records import code_version
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.methods import METHODS, load_all
+from tests.attack.world import Outcomes
 from tests.attack.world import settings as tiny_run
 from tests.conftest import DISTILLATION, made_images
 
 load_all()
 CONFIGS = int(os.environ.get("ATTACK_CONFIGS", 0))
-RECORD = Path(__file__).parents[2] / "results" / "attack" / "configs.jsonl"
 BATCH = 250
 """Configs of one line of the record."""
 SECONDS, MEMORY = 300, 12 << 30
@@ -157,44 +152,9 @@ def test_the_bases_are_valid(method: str, images: Path, tmp_path: Path) -> None:
     assert result.epochs <= 1
 
 
-class Outcomes:
-    """How configs ended: in this process, and in this batch."""
-
-    def __init__(self) -> None:
-        self.failures: list[str] = []
-        self.begin()
-
-    def begin(self) -> None:
-        """Starts a batch."""
-        self.since, self.told = time.monotonic(), len(self.failures)
-        self.ends: Counter[str] = Counter()
-
-    def add(self, drawn: tuple[str, Mapping[Path_, Any]], end: str, said: str) -> None:
-        """Counts a config that has ended, and tells of it if it should not have ended so."""
-        self.ends[end] += 1
-        if end not in (TRAINED, ACCEPTED, REFUSED, LATE, NO_MEMORY):
-            self.failures.append(f"{drawn} {end}: {said.strip().splitlines()[-1:]}")
-        if end not in (TRAINED, ACCEPTED, REFUSED):
-            # A value that only the first step refuses is a gap in the schema, but no traceback.
-            print(drawn, end, said, flush=True)
-        if self.ends.total() == BATCH:
-            self.write()
-
-    def write(self) -> None:
-        """Ends a batch, and keeps it if the number of configs was asked for."""
-        if CONFIGS and self.ends:
-            about = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **code_version()}
-            about |= {"host": host.load().info.generation, "configs": self.ends.total()}
-            about |= {"seconds": round(time.monotonic() - self.since), "outcomes": self.ends}
-            about |= {"failures": self.failures[self.told :]}
-            RECORD.parent.mkdir(parents=True, exist_ok=True)
-            append_lines(RECORD, [about])
-        self.begin()
-
-
 @pytest.fixture
 def outcomes() -> Iterator[Outcomes]:
-    found = Outcomes()
+    found = Outcomes("configs", BATCH, kept=CONFIGS > 0)
     yield found
     found.write()
 
@@ -304,7 +264,13 @@ def test_every_config_trains_or_is_refused(
         config = copy.deepcopy(base(method, images))
         for path, value in changes.items():
             put(config, path, value)
-        outcomes.add(drawn, *worker.outcome(config, trained == 0))
+        end, said = worker.outcome(config, trained == 0)
+        if end not in (TRAINED, ACCEPTED, REFUSED, LATE, NO_MEMORY):
+            outcomes.failures.append(f"{drawn} {end}: {said.strip().splitlines()[-1:]}")
+        if end not in (TRAINED, ACCEPTED, REFUSED):
+            # A value that only the first step refuses is a gap in the schema, but no traceback.
+            print(drawn, end, said, flush=True)
+        outcomes.add(outcomes=[end])
 
     try:
         attack()

@@ -15,11 +15,8 @@ import functools
 import os
 import signal
 import tempfile
-import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,10 +30,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from solo_ext import host
-from solo_ext.core.files import append_lines
-from solo_ext.lab.experiments.records import code_version
-from tests.attack.world import DAMAGES, RUNS, World
+from tests.attack.world import DAMAGES, RUNS, Outcomes, World
 from tests.mounts import small_disk
 
 pytestmark = [
@@ -45,7 +39,6 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="processes of POSIX"),
 ]
 SEQUENCES = int(os.environ.get("ATTACK_SEQUENCES", 0))
-RECORD = Path(__file__).parents[2] / "results" / "attack" / "sequences.jsonl"
 BATCH = 20
 """Sequences of one line of the record."""
 SIGNALS = (None, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL)
@@ -63,40 +56,6 @@ PROTOCOLS = (
 FORMATS = ("timm", "safetensors", "torchvision", "detectron2")
 PAGES = st.integers(0, 120)
 """Room that a full disk has left: a checkpoint of these runs has some 40 pages."""
-
-
-class Outcomes:
-    """What has happened in this process, and in this batch."""
-
-    def __init__(self) -> None:
-        self.failures: list[str] = []
-        self.begin()
-
-    def begin(self) -> None:
-        """Starts a batch."""
-        self.sequences, self.since, self.told = 0, time.monotonic(), len(self.failures)
-        self.commands: Counter[str] = Counter()
-        self.exits: Counter[str] = Counter()
-
-    def add(self, world: World) -> None:
-        """Counts a sequence that has ended."""
-        self.sequences += 1
-        self.commands.update(world.commands)
-        self.exits.update(world.exits)
-        if self.sequences == BATCH:
-            self.write()
-
-    def write(self) -> None:
-        """Ends a batch, and keeps it if the number of sequences was asked for."""
-        if SEQUENCES and self.sequences:
-            about = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **code_version()}
-            about |= {"host": host.load().info.generation, "sequences": self.sequences}
-            about |= {"seconds": round(time.monotonic() - self.since)}
-            about |= {"commands": self.commands, "outcomes": self.exits}
-            about |= {"failures": self.failures[self.told :]}
-            RECORD.parent.mkdir(parents=True, exist_ok=True)
-            append_lines(RECORD, [about])
-        self.begin()
 
 
 def held(step: Callable[..., None]) -> Callable[..., None]:
@@ -219,14 +178,14 @@ class Attack(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.outcomes.add(self.world)
+            self.outcomes.add(commands=self.world.commands, outcomes=self.world.exits)
             self.stack.close()
 
 
 @pytest.fixture(scope="module")
 def attack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Attack]]:
     Attack.undisturbed = tmp_path_factory.mktemp("undisturbed")
-    Attack.outcomes = Outcomes()
+    Attack.outcomes = Outcomes("sequences", BATCH, kept=SEQUENCES > 0)
     yield Attack
     Attack.outcomes.write()
 

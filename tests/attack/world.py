@@ -9,14 +9,18 @@ import random
 import shutil
 import signal
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import yaml
 
+from solo_ext import host
+from solo_ext.core.files import append_lines
+from solo_ext.lab.experiments.records import code_version
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests import forks
 from tests.conftest import made_images, tiny_config
@@ -27,6 +31,48 @@ HANG = 90
 """Seconds after which a command counts as one that hangs; an undisturbed one takes two."""
 DOCUMENTED = {0, 1, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGUSR1}
 """Exit codes of the command line."""
+
+
+RECORDS = Path(__file__).parents[2] / "results" / "attack"
+
+
+class Outcomes:
+    """How attacks have ended: in this process, and in this batch.
+
+    Args:
+        name: what is counted, which is the name of the record too.
+        batch: how many make a line of the record.
+        kept: whether there is a record.
+    """
+
+    def __init__(self, name: str, batch: int, kept: bool) -> None:
+        self.name, self.batch, self.kept = name, batch, kept
+        self.failures: list[str] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts a batch."""
+        self.tried, self.since, self.told = 0, time.monotonic(), len(self.failures)
+        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def add(self, **counts: Iterable[str]) -> None:
+        """Counts one that has ended."""
+        self.tried += 1
+        for name, more in counts.items():
+            self.counts[name].update(more)
+        if self.tried == self.batch:
+            self.write()
+
+    def write(self) -> None:
+        """Ends a batch."""
+        if self.kept and self.tried:
+            about = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **code_version()}
+            about |= {"host": host.load().info.generation, self.name: self.tried}
+            about |= {"seconds": round(time.monotonic() - self.since), **self.counts}
+            about |= {"failures": self.failures[self.told :]}
+            RECORDS.mkdir(parents=True, exist_ok=True)
+            append_lines(RECORDS / f"{self.name}.jsonl", [about])
+        self.begin()
 
 
 class Said(NamedTuple):

@@ -1,7 +1,6 @@
-"""The concentrations against vectors worked out by hand and against a loop over clusters."""
+"""The concentrations against a loop over clusters; ``tests/losses/test_vectors.py`` has vectors."""
 
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,36 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solo_ext.clustering import cluster_concentration
-
-
-class Oracle(NamedTuple):
-    """Distances of each cluster's members and the expected values."""
-
-    members: list[list[float]]
-    temperature: float
-    phi: list[float]
-
-
-ORACLES = {
-    "singleton and empty": Oracle(
-        [[0.2, 0.4, 0.6, 0.8], [0.3, 0.5], [0.1], [], [1.0, 1.0, 1.0]],
-        0.2,
-        [
-            0.12371441995152553,
-            0.11255249704844598,
-            0.2545776943333428,
-            0.2545776943333428,
-            0.2545776943333428,
-        ],
-    ),
-    "percentiles on values": Oracle(
-        [[k / 10, k / 10] for k in range(1, 12)],
-        0.1,
-        [k / 60 for k in (2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10)],
-    ),
-    "size": Oracle([[0.5] * 2, [0.5] * 90], 0.2, [0.24784745971725156, 0.1521525402827485]),
-    "all singletons": Oracle([[0.3], [0.4], []], 0.2, [0.2, 0.2, 0.2]),
-}
 
 
 def flat(members: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,14 +37,6 @@ def by_loop(members: list[list[float]], temperature: float, alpha: float) -> lis
     if mean == 0:
         return [temperature] * len(members)
     return [max(temperature * c / mean, temperature / 100) for c in clipped]
-
-
-@pytest.mark.parametrize("name", ORACLES)
-def test_vectors(name: str) -> None:
-    members, temperature, expected = ORACLES[name]
-    found = cluster_concentration(*flat(members), len(members), temperature)
-    assert found.dtype == torch.float64
-    assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 MEMBERS = st.lists(

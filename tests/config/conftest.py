@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,6 @@ VALID: dict[str, Any] = {
 def valid() -> dict[str, Any]:
     """A config that passes the schema; a copy of its own for each test."""
     return copy.deepcopy(VALID)
-
-
-@pytest.fixture(scope="session")
-def make_valid() -> Callable[[], dict[str, Any]]:
-    """Makes such configs."""
-    return lambda: copy.deepcopy(VALID)
 
 
 @pytest.fixture(scope="session")

@@ -127,8 +127,6 @@ def test_own_config_in_a_folder(mine: Path, data_root: Path) -> None:
     (mine / "sub").mkdir()
     (mine / "sub" / "run.yaml").write_text("# @package _global_\n" + MINE)
     assert compose("sub/run", (), mine) == compose("run", (), mine)
-    (mine / "sub" / "run.yaml").write_text(MINE)
-    assert "# @package _global_" in refusal(name="sub/run", folder=mine)
 
 
 def test_own_config_overrides_its_defaults(mine: Path, data_root: Path) -> None:
@@ -217,19 +215,11 @@ def test_interpolation_errors_are_readable(override: str, says: str, data_root: 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (MINE + "seed: [1, 2\n", "run.yaml: not YAML: while parsing a flow sequence"),
-        (MINE + "name: again\n", "found duplicate key name"),
         (MINE + "seed:\t\n\t- 3\n", "cannot start any token"),
-        (MINE + "seed: !!python/object:os.system {}\n", "could not determine a constructor"),
         (MINE + "seed: ${nothing\n", "config 'run' cannot be composed: no viable alternative"),
         ("- a\n", "must be a DictConfig"),
         ("defaults: simclr\n", "defaults must be a list"),
         ("defaults:\n  - run\n  - _self_\n", "maximum recursion depth"),
-        ("defaults:\n  - nothing\n  - _self_\n", "config 'nothing' is not there"),
-        (
-            "defaults:\n  - /solo_ext/augmentations@augmentations: cifra\n  - _self_\n",
-            "did you mean 'cifar'? allowed: cifar, cifar_multicrop, cifar_single",
-        ),
         (MINE.replace("  - _self_", "  - override /nothing: x\n  - _self_"), "nothing"),
     ],
 )

@@ -25,6 +25,14 @@ TIMEOUT, PATIENT = 6.0, 300.0
 """Seconds after which the process group gives up: on slow ranks, and on ones that fail."""
 ROWS, CLUSTERS = 400, 10
 CPU = torch.device("cpu")
+FAILURES: dict[str, tuple[int, Exception]] = {
+    "first pass": (1, torch.OutOfMemoryError("of 9 GiB")),
+    "later pass": (0, torch.OutOfMemoryError("of 8 GiB")),
+    "sums": (1, torch.OutOfMemoryError("of 7 GiB")),
+    "embedding": (1, UserError("image 'a.png' cannot be read")),
+    "end": (0, OSError("no space left on device")),
+}
+"""Which rank fails where, and of what."""
 
 
 def features() -> Tensor:
@@ -77,55 +85,49 @@ def slow_passes(rank: int) -> tuple[Any, ...]:
         undo()
 
 
-def fails(message: str, kind: type[Exception], at: int) -> Callable[[int], None]:
-    def fail(call: int) -> None:
-        if call == at:
-            raise kind(message)
-
-    return fail
-
-
 def failures(rank: int) -> dict[str, tuple[str, str, float]]:
     """Type, message and seconds of errors on one rank alone, one after the other."""
     found = {}
-    memory = torch.OutOfMemoryError
 
-    def step(rank: int) -> None:
+    def fail(name: str) -> None:
+        failing, error = FAILURES[name]
+        if rank == failing:
+            raise error
+
+    def step() -> None:
         x, ids = share(rank)
         e_step(x, ids, [4, CLUSTERS], temperature=0.2, iterations=4)
 
-    def embed(rank: int) -> None:
-        with propagate_rank_errors(CPU):
-            if rank == 1:
-                raise UserError("image 'a.png' cannot be read")
-            step(rank)
+    def within(name: str, function: str, at: int) -> None:
+        undo = before(lloyd, function, lambda call: fail(name) if call == at else None)
+        try:
+            step()
+        finally:
+            undo()
 
-    def last(rank: int) -> None:
+    def embedding() -> None:
         with propagate_rank_errors(CPU):
-            step(rank)
-            if rank == 0:
-                raise OSError("no space left on device")
+            fail("embedding")
+            step()
 
-    cases: dict[str, tuple[Any, str, int, Exception | None, Callable[[int], object]]] = {
-        "first pass": (lloyd, "search", 1, memory("of 9 GiB"), step),
-        "later pass": (lloyd, "search", 0, memory("of 8 GiB"), step),
-        "sums": (lloyd, "on_grid", 1, memory("of 7 GiB"), step),
-        "embedding": (lloyd, "search", 2, None, embed),
-        "end": (lloyd, "search", 2, None, last),
+    def end() -> None:
+        with propagate_rank_errors(CPU):
+            step()
+            fail("end")
+
+    works: dict[str, Callable[[], None]] = {
+        "first pass": lambda: within("first pass", "search", 1),
+        "later pass": lambda: within("later pass", "search", 3),
+        "sums": lambda: within("sums", "on_grid", 3),
+        "embedding": embedding,
+        "end": end,
     }
-    for name, (module, function, failing, error, work) in cases.items():
-        undo: Callable[[], None] | None = None
-        if rank == failing and error is not None:
-            at = 1 if name == "first pass" else 3
-            undo = before(module, function, fails(str(error), type(error), at))
+    for name, work in works.items():
         begin = time.monotonic()
         try:
-            work(rank)
+            work()
         except Exception as raised:
             found[name] = type(raised).__name__, str(raised), time.monotonic() - begin
-        finally:
-            if undo is not None:
-                undo()
     return found
 
 

@@ -1,11 +1,7 @@
 """Tables of methods and losses, and putting them into solo-learn."""
 
-import json
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -198,53 +194,3 @@ def test_an_entry_point_does_not_take_a_name_that_is_taken(
     assert restored.methods["debiased"] is Debiased
     assert restored.solo.losses.nt_xent_loss_func is nt_xent_loss_func
     assert LOSSES["same"].target is math.hypot
-
-
-INSTALLED = """
-import json, solo_ext
-solo_ext.register()
-solo_ext.register()
-import solo.losses, solo.methods
-from solo_ext.losses import LOSSES
-from solo_ext.methods import METHODS
-print(json.dumps({
-    "method": solo.methods.METHODS["their_method"].__module__,
-    "loss": solo.losses.their_loss_func(),
-    "exported": solo.losses.__all__.count("their_loss_func"),
-    "origins": [METHODS["their_method"].origin, LOSSES["their_loss_func"].origin],
-}))
-"""
-
-
-@pytest.mark.slow
-def test_a_distribution_that_is_installed(tmp_path: Path) -> None:
-    """A package with metadata as an installer leaves it, in a process of its own."""
-    (tmp_path / "their_package.py").write_text(
-        "from solo_ext.host import BaseMethod\n\n\nclass Theirs(BaseMethod):\n    pass\n\n\n"
-        "def loss():\n    return 42\n"
-    )
-    info = tmp_path / "their_distribution-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: their-distribution\nVersion: 1.0\n"
-    )
-    (info / "entry_points.txt").write_text(
-        "[solo_ext.methods]\ntheir_method = their_package:Theirs\n\n"
-        "[solo_ext.losses]\ntheir_loss_func = their_package:loss\n"
-    )
-    inherited = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(tmp_path), *([inherited] if inherited else [])])
-    done = subprocess.run(
-        [sys.executable, "-c", INSTALLED],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {
-        "method": "their_package",
-        "loss": 42,
-        "exported": 1,
-        "origins": ["their-distribution", "their-distribution"],
-    }

@@ -15,12 +15,27 @@ from PIL import Image
 from torch import Tensor
 
 from solo_ext.config.schema import Augmentation, Batch, Images, RunConfig
+from solo_ext.core.errors import ConfigError
+from solo_ext.data.images import open_images
 
 
 def section(path: Path | str | None, **given: Any) -> Images:
     """A section ``data`` with one path for both splits."""
     base = {"dataset": "custom", "train_path": str(path), "val_path": str(path)}
     return Images(**{**base, **given})
+
+
+def opened(path: Path | str | None, split: Any = "train", **given: Any) -> Any:
+    """Images at a path."""
+    return open_images(section(path, **given), split)
+
+
+def refused(problem: str, path: Path | str | None, **given: Any) -> ConfigError:
+    """The line that says why :func:`opened` refuses something."""
+    with pytest.raises(ConfigError, match=problem) as caught:
+        opened(path, **given)
+    assert "\n" not in str(caught.value)
+    return caught.value
 
 
 def save_image(path: Path, seed: int, side: int = 12) -> None:
@@ -36,6 +51,17 @@ def run_of(data: Images, batch: int, *augmentations: Augmentation) -> RunConfig:
     return RunConfig.model_construct(
         seed=5, data=data, optimizer=Batch(batch_size=batch), augmentations=list(augmentations)
     )
+
+
+def epochs(loader: Any, count: int, state: dict[str, int] | None = None) -> list[Any]:
+    """The rest of the first epochs, from where the loader is, or from a state."""
+    if state is not None:
+        loader.load_state_dict(state)
+    served: list[Any] = []
+    for epoch in range(loader.state_dict()["epoch"], count):
+        loader.order.set_epoch(epoch)
+        served += loader
+    return served
 
 
 def same(a: Any, b: Any) -> bool:

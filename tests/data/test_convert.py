@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 from solo_ext.core.errors import UserError
 from solo_ext.data.convert import STARTED, convert
-from solo_ext.data.images import class_names, open_images
-from solo_ext.data.reading import Skipping, UnreadableImage, targets_of
-from tests.data.making import png, save_table, section, write_folder, write_h5, write_tars
+from solo_ext.data.images import class_names
+from solo_ext.data.reading import SkipUnreadable, UnreadableImage, targets_of
+from tests.data.making import opened, png, save_table, write_folder, write_h5, write_tars
 
 FILES = [png(20 * level) for level in range(12)]
 
@@ -42,12 +42,12 @@ def table(root: Path) -> dict[str, Any]:
 
 
 def shards(root: Path) -> dict[str, Any]:
-    convert(open_images(section(**folder(root)), "train"), root / "first", 1000)
+    convert(opened(**folder(root)), root / "first", 1000)
     return {"path": root / "first", "format": "streaming"}
 
 
 def tars(root: Path) -> dict[str, Any]:
-    images = open_images(section(**folder(root)), "train")
+    images = opened(**folder(root))
     return {"path": write_tars(root / "tars", images, 5), "format": "webdataset"}
 
 
@@ -65,10 +65,10 @@ def pixels(images: Any) -> list[tuple[bytes, int]]:
 
 @pytest.mark.parametrize("make", [folder, listed, h5, table, shards, tars, unlabelled, half])
 def test_from_every_format(make: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
-    images = open_images(section(**make(tmp_path)), "train")
+    images = opened(**make(tmp_path))
     done = convert(images, tmp_path / "shards", 500)
     assert (done.images, done.unreadable) == (len(images), [])
-    found = open_images(section(tmp_path / "shards", format="streaming"), "train")
+    found = opened(tmp_path / "shards", format="streaming")
     assert pixels(found) == pixels(images)
     assert class_names(found) == class_names(images)
     assert sorted(targets_of(found)) == sorted(targets_of(images))
@@ -95,7 +95,7 @@ class Arrays(Dataset[Any]):
 def test_images_without_files_keep_their_pixels(tmp_path: Path) -> None:
     images: Any = Arrays()
     convert(images, tmp_path)
-    found = open_images(section(tmp_path, format="streaming"), "train")
+    found = opened(tmp_path, format="streaming")
     assert pixels(found) == pixels(images)
 
 
@@ -105,18 +105,18 @@ def test_unreadable_images(tmp_path: Path) -> None:
     (path / "a" / "03.png").write_bytes(b"no image")
     (path / "b" / "11.png").write_bytes(b"")
     with pytest.raises(UnreadableImage, match=r"03\.png|11\.png"):
-        convert(open_images(section(path), "train"), tmp_path / "refused", 500)
-    done = convert(open_images(section(path, unreadable="skip"), "train"), tmp_path / "out", 500)
+        convert(opened(path), tmp_path / "refused", 500)
+    done = convert(opened(path, unreadable="skip"), tmp_path / "out", 500)
     assert done.images == 10
     assert [Path(name).name for name in done.unreadable] == ["03.png", "11.png"]
-    found = open_images(section(tmp_path / "out", format="streaming"), "train")
+    found = opened(tmp_path / "out", format="streaming")
     readable = [FILES[i] for i in range(12) if i not in (3, 11)]
     assert sorted(found.encoded(i) for i in range(10)) == sorted(readable)  # type: ignore[attr-defined]
     assert [found[i][1] for i in range(10)] == targets_of(found)
 
 
 def test_an_image_larger_than_a_shard(tmp_path: Path) -> None:
-    done = convert(open_images(section(**folder(tmp_path)), "train"), tmp_path / "out", 1)
+    done = convert(opened(**folder(tmp_path)), tmp_path / "out", 1)
     assert (done.images, done.shards) == (12, 12)
 
 
@@ -129,7 +129,7 @@ def test_goes_on_after_the_last_whole_shard(tmp_path: Path) -> None:
     """Wherever it ended, the shards are those of one that was left alone."""
     path = folder(tmp_path)["path"]
     (path / "a" / "03.png").write_bytes(b"no image")
-    images = open_images(section(path, unreadable="skip"), "train")
+    images = opened(path, unreadable="skip")
     convert(images, tmp_path / "whole", 500)
     for stop in range(12):
         out = tmp_path / f"parts{stop}"
@@ -152,14 +152,14 @@ def test_goes_on_after_the_last_whole_shard(tmp_path: Path) -> None:
 
 
 def test_refuses_what_it_did_not_begin(tmp_path: Path) -> None:
-    images = open_images(section(**folder(tmp_path)), "train")
+    images = opened(**folder(tmp_path))
 
     def end(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         convert(images, tmp_path / "out", 500, end)
-    for other, size in ((images, 501), (Skipping(images), 500), (Arrays(), 500)):
+    for other, size in ((images, 501), (SkipUnreadable(images), 500), (Arrays(), 500)):
         with pytest.raises(UserError, match="conversion of other images"):
             convert(other, tmp_path / "out", size)  # type: ignore[arg-type]
     convert(images, tmp_path / "out", 500)

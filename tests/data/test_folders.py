@@ -1,6 +1,11 @@
-"""Class folders as torchvision reads them, and lists of the same files."""
+"""Class folders as torchvision reads them, lists of the same files, and listings of many images."""
+
+from __future__ import annotations
 
 import os
+import pickle
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +13,11 @@ import pytest
 import torch
 from torchvision import datasets
 
-from solo_ext.core.errors import ConfigError
-from solo_ext.data.images import class_names, files_of, open_images
+from solo_ext.core.errors import UserError
+from solo_ext.data.folders import Listing, class_folders
+from solo_ext.data.images import class_names, files_of, images_fingerprint
 from solo_ext.data.reading import UnreadableImage, read_sample, targets_of
-from tests.data.making import save_image, section
+from tests.data.making import opened, refused, save_image
 
 
 @pytest.fixture
@@ -24,24 +30,26 @@ def folder(tmp_path: Path) -> Path:
         save_image(root / name, number)
     (root / "bee" / "more").symlink_to(root / "ant" / "b", target_is_directory=True)
     (root / "cat" / "dangling.png").symlink_to("nowhere.png")
+    (root / "cat" / "link.png").symlink_to(root / "ant" / "0.png")
     (root / "notes.png").write_text("no class")
     return root
 
 
 def test_class_folders_are_read_as_torchvision_reads_them(folder: Path) -> None:
-    found: Any = open_images(section(folder), "train")
+    found = opened(folder)
     theirs = datasets.ImageFolder(str(folder))
     assert list(found.samples) == theirs.samples
     assert (found.classes, found.targets.tolist()) == (theirs.classes, theirs.targets)
-    assert str(folder / "bee" / "more" / "1.PNG") in dict(found.samples)
+    for link in ("bee/more/1.PNG", "cat/link.png"):
+        assert str(folder / link) in dict(found.samples)
 
 
 def test_hidden_folders_are_no_classes(folder: Path) -> None:
     """Those that editors and file systems leave."""
-    before: Any = open_images(section(folder), "train")
+    before = opened(folder)
     (folder / ".ipynb_checkpoints").mkdir()
     save_image(folder / ".Trash" / "0.png", 0)
-    found: Any = open_images(section(folder), "train")
+    found = opened(folder)
     assert (found.classes, list(found.samples)) == (before.classes, list(before.samples))
 
 
@@ -52,17 +60,14 @@ def test_refuses_a_circle_of_links(tmp_path: Path, link: str, target: str) -> No
     for name in ("ant/0.png", "ant/in/1.png", "b/2.png"):
         save_image(tmp_path / name, 0)
     (tmp_path / "b" / "back").symlink_to("../ant", target_is_directory=True)
-    assert len(open_images(section(tmp_path), "train")) == 5
+    assert len(opened(tmp_path)) == 5
     (tmp_path / link).symlink_to(target, target_is_directory=True)
-    with pytest.raises(ConfigError, match="is a link to a folder that it lies in") as caught:
-        open_images(section(tmp_path), "train")
-    assert caught.value.key == "data.train_path"
+    assert refused("is a link to a folder that it lies in", tmp_path).key == "data.train_path"
 
 
 def test_refuses_a_file_that_is_no_list(tmp_path: Path) -> None:
     save_image(tmp_path / "image.png", 0)
-    with pytest.raises(ConfigError, match=r"no text.*path label"):
-        open_images(section(tmp_path / "image.png"), "train")
+    refused(r"no text.*path label", tmp_path / "image.png")
 
 
 def listed(file: Path, images: Path, separator: str) -> Path:
@@ -76,12 +81,12 @@ def listed(file: Path, images: Path, separator: str) -> Path:
 def test_is_the_class_folders_in_its_own_order(
     images: Path, tmp_path: Path, separator: str
 ) -> None:
-    found = open_images(section(listed(tmp_path / "list.txt", images, separator)), "train")
-    folders = open_images(section(images), "train")
+    found = opened(listed(tmp_path / "list.txt", images, separator))
+    folders = opened(images)
     assert class_names(found) == class_names(folders) == ["0", "1", "2"]
     back = range(len(folders))[::-1]
     assert targets_of(found) == [targets_of(folders)[i] for i in back]
-    half = open_images(section(tmp_path / "list.txt", fraction=0.5), "train")
+    half = opened(tmp_path / "list.txt", fraction=0.5)
     assert torch.bincount(torch.tensor(targets_of(half))).tolist() == [8, 8, 8]
     assert files_of(half) == [f for f in files_of(found) if f in set(files_of(half))]
     assert [found[i][1] for i in range(48)] == targets_of(found)
@@ -96,11 +101,11 @@ def test_relative_paths_with_spaces(images: Path, tmp_path: Path) -> None:
     place.mkdir()
     (place / "an image.png").write_bytes(next(images.glob("0/*")).read_bytes())
     (tmp_path / "list.txt").write_text("a folder/an image.png some-class")
-    found = open_images(section(tmp_path / "list.txt"), "train")
+    found = opened(tmp_path / "list.txt")
     assert class_names(found) == ["some-class"]
     assert found[0][0].size == (16, 16)
     (tmp_path / "list.txt").write_text("a folder/an image.png")
-    bare = open_images(section(tmp_path / "list.txt", no_labels=True), "train")
+    bare = opened(tmp_path / "list.txt", no_labels=True)
     assert bare[0][1] == -1
     assert files_of(bare) == [str(place / "an image.png")]
 
@@ -117,9 +122,7 @@ def test_relative_paths_with_spaces(images: Path, tmp_path: Path) -> None:
 )
 def test_one_line_for_a_bad_list(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "list.txt").write_text(text)
-    with pytest.raises(ConfigError, match=problem) as caught:
-        open_images(section(tmp_path / "list.txt"), "train")
-    assert caught.value.key == "data.train_path"
+    assert refused(problem, tmp_path / "list.txt").key == "data.train_path"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_labels_are_numbers_or_names(
     file = next(images.glob("0/*"))
     text = "".join(f"{file} {label}\r\n" for label in labels)
     (tmp_path / "list.txt").write_text(text, encoding="utf-8-sig")
-    found = open_images(section(tmp_path / "list.txt"), "train")
+    found = opened(tmp_path / "list.txt")
     assert (class_names(found), targets_of(found)) == (classes, targets)
     assert files_of(found) == [str(file)] * len(labels)
 
@@ -160,8 +163,7 @@ def test_odd_numbers_among_numbers_are_no_names(
 ) -> None:
     file = next(images.glob("0/*"))
     (tmp_path / "list.txt").write_text("".join(f"{file} {label}\n" for label in labels))
-    with pytest.raises(ConfigError, match=f"label '{odd}' is neither a number up to 999999 "):
-        open_images(section(tmp_path / "list.txt"), "train")
+    refused(f"label '{odd}' is neither a number up to 999999 ", tmp_path / "list.txt")
 
 
 @pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0c"])
@@ -169,7 +171,7 @@ def test_only_a_line_feed_ends_a_line(images: Path, tmp_path: Path, sign: str) -
     path = tmp_path / f"a{sign}b.png"
     path.write_bytes(next(images.glob("0/*")).read_bytes())
     (tmp_path / "list.txt").write_text(f"{path.name} ant\n", encoding="utf-8")
-    found = open_images(section(tmp_path / "list.txt"), "train")
+    found = opened(tmp_path / "list.txt")
     assert files_of(found) == [str(path)]
     assert found[0][1] == 0
 
@@ -181,9 +183,156 @@ def test_a_missing_file_is_skipped_where_unreadable_ones_are(images: Path, tmp_p
     broken = ("missing.png", "dangling.png", "pipe.png", "x" * 300)
     lines = [f"{name} 1" for name in broken]
     (tmp_path / "list.txt").write_text("\n".join([*lines, f"{file} 0"]))
-    found = open_images(section(tmp_path / "list.txt", unreadable="skip"), "train")
+    found = opened(tmp_path / "list.txt", unreadable="skip")
     assert targets_of(found) == [1, 1, 1, 1, 0]
     for index in range(4):
         with pytest.raises(UnreadableImage):
             found[index]
         assert read_sample(found, index)[0] == 4
+
+
+# Listings: mapped from the cache folder, and made anew when the folder changed.
+
+
+LARGE = 5
+
+
+@pytest.fixture
+def many(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """48 images of three classes, for long unchanged, of which more than a few are many."""
+    monkeypatch.setattr("solo_ext.core.draws.LARGE", LARGE)
+    monkeypatch.setattr("solo_ext.data.folders._SETTLED", 0)
+    return Path(shutil.copytree(images, tmp_path / "images"))
+
+
+def no_listing(*_: Any, **__: Any) -> Any:
+    raise AssertionError("the folder was listed again")
+
+
+@pytest.mark.parametrize("layout", ["classes", "flat", "list"])
+def test_is_mapped_from_the_second_time_on(
+    many: Path, layout: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Files, order, classes and targets are those of a listing in memory."""
+    given: dict[str, Any] = {"no_labels": True} if layout == "flat" else {}
+    place = many / "1" if layout == "flat" else many
+    if layout == "list":
+        place = tmp_path / "list.txt"
+        odd = [f"{f} {f.parent.name}x\n" for f in sorted(many.glob("*/*"))[::-1]]
+        place.write_text("".join(odd))
+    with monkeypatch.context() as patch:
+        patch.setattr("solo_ext.core.draws.LARGE", 1000)
+        small = opened(place, **given)
+    assert small.samples.folder is None
+    first = opened(place, **given)
+    with monkeypatch.context() as patch:
+        for name in ("os.walk", "os.listdir", "pathlib.Path.iterdir"):
+            patch.setattr(name, no_listing)
+        second = opened(place, **given)
+    for found in (first, second, pickle.loads(pickle.dumps(second))):
+        assert found.samples.folder is not None
+        assert list(found.samples) == list(small.samples)
+        assert found.samples[-1] == small.samples[len(small) - 1]
+        assert (found.classes, targets_of(found)) == (small.classes, targets_of(small))
+        assert files_of(found) == files_of(small)
+        assert found[0][0].tobytes() == small[0][0].tobytes()
+    with pytest.raises(IndexError):
+        second.samples[len(second)]
+    # Workers that are spawned map the files too.
+    assert b"png" not in pickle.dumps(second)
+    assert bytes(second.targets) not in pickle.dumps(second)
+    # Nothing but the listing is left, and its lock.
+    kept = sorted(p.suffix for p in (tmp_path / "cache" / "listings").iterdir())
+    assert kept == ["", ".lock"]
+
+
+@pytest.mark.parametrize("change", ["new", "gone", "name", "nested", "class", "link"])
+def test_a_changed_folder_is_listed_again(many: Path, change: str) -> None:
+    (many / "2" / "deep").mkdir()
+    shutil.copy2(many / "0" / "0.png", many / "2" / "deep" / "0.png")
+    (many / "link").symlink_to("1")
+    before = opened(many)
+    assert images_fingerprint(before, by_name=True) == images_fingerprint(
+        opened(many), by_name=True
+    )
+    file = many / "1" / "3.png"
+    if change == "new":
+        shutil.copy2(file, many / "1" / "99.png")
+    elif change == "gone":
+        file.unlink()
+    elif change == "name":
+        file.rename(file.with_name("03.png"))
+    elif change == "nested":
+        shutil.copy2(file, many / "2" / "deep" / "1.png")
+    elif change == "class":
+        (many / "0").rename(many / "00")
+    else:
+        (many / "link").unlink()
+        (many / "link").symlink_to("2")
+    after = opened(many)
+    assert list(after.samples) != list(before.samples)
+    on_disk = {str(Path(p, f)) for p, _, files in os.walk(many, followlinks=True) for f in files}
+    assert {path for path, _ in after.samples} == on_disk
+    assert images_fingerprint(before, by_name=True) != images_fingerprint(after, by_name=True)
+    with pytest.raises(UserError, match="has changed since this run began"):
+        pickle.loads(pickle.dumps(before))
+
+
+def test_what_just_changed_is_listed_again(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another change at the same tick of the clock would leave the same time."""
+    monkeypatch.setattr("solo_ext.data.folders._SETTLED", 10**12)
+    opened(many)
+    monkeypatch.setattr("solo_ext.data.folders._SETTLED", 0)
+    monkeypatch.setattr("os.walk", no_listing)
+    with pytest.raises(AssertionError, match="again"):
+        opened(many)
+
+
+@pytest.mark.parametrize("name", ["names", "targets", "starts", "about.json"])
+def test_a_torn_listing_is_made_anew(many: Path, name: str, tmp_path: Path) -> None:
+    whole = list(opened(many).samples)
+    (kept,) = (p for p in (tmp_path / "cache" / "listings").iterdir() if p.is_dir())
+    with open(kept / name, "r+b") as file:
+        file.truncate(8)
+    assert list(opened(many).samples) == whole
+
+
+def test_what_a_killed_process_left_is_removed(many: Path, tmp_path: Path) -> None:
+    opened(many)
+    (kept,) = (p for p in (tmp_path / "cache" / "listings").iterdir() if p.is_dir())
+    left = kept.with_name(f".{kept.name}.host-1.saving")
+    kept.rename(left)
+    opened(many)
+    assert kept.is_dir()
+    assert not left.exists()
+
+
+def test_processes_that_start_together_write_one(many: Path) -> None:
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(opened(many))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({images.samples.digest for images in found}) == 1
+    assert len(found) == 4
+
+
+@pytest.mark.fault
+def test_a_disk_that_is_full(many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*listings"):
+        class_folders(many, "data.train_path")
+    assert [p.suffix for p in (tmp_path / "cache" / "listings").iterdir()] == [".lock"]
+
+
+def test_names_of_any_kind() -> None:
+    """Absolute ones outside of the prefix, and characters that are no UTF-8."""
+    names = ["/a/b/x.png", "/a/c.png", os.fsdecode(b"/a/b/\xff\n.png"), "/a/b/y z.png"] * 70
+    samples = [(name, number - 1) for number, name in enumerate(names)]
+    listing = Listing.of(samples, [], "/a/b/")
+    assert list(listing) == samples == [listing[i] for i in range(len(samples))]
+    assert list(Listing.of([], [])) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import multiprocessing
 import os
 import pickle
@@ -16,10 +17,9 @@ import numpy as np
 import pytest
 
 from solo_ext import host
-from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.h5 import IMAGENET100, H5Images
-from solo_ext.data.images import class_names, open_images
+from solo_ext.data.images import class_names
 from solo_ext.data.reading import UnreadableImage, name_of, targets_of
 from tests.data import making
 
@@ -54,13 +54,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("h5") / "train.h5", classes(("cat", "ant", "bee")))
 
 
-def section(path: Path, **given: Any) -> Images:
-    return making.section(path, format="h5", **given)
+opened = functools.partial(making.opened, format="h5")
+refused = functools.partial(making.refused, format="h5")
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_classes_and_targets(path: Path, split: Any) -> None:
-    images = open_images(section(path), split)
+    images = opened(path, split=split)
     assert len(images) == 12
     assert class_names(images) == ["ant", "bee", "cat"]
     assert targets_of(images) == [0] * 4 + [1] * 4 + [2] * 4
@@ -92,22 +92,22 @@ def test_is_read_as_main_reads_it(path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_imagenet100_out_of_imagenet(tmp_path: Path) -> None:
     names = (*IMAGENET100, "n00000001", "n99999999")
     path = write(tmp_path / "imagenet.h5", classes(names, each=1))
-    images = open_images(section(path, dataset="imagenet100"), "train")
+    images = opened(path, dataset="imagenet100")
     assert class_names(images) == sorted(IMAGENET100)
     assert targets_of(images) == list(range(100))
-    assert len(open_images(section(path, dataset="imagenet"), "train")) == 102
+    assert len(opened(path, dataset="imagenet")) == 102
     few = write(tmp_path / "few.h5", classes(IMAGENET100[:3], each=1))
-    assert len(open_images(section(few, dataset="imagenet100"), "train")) == 3
+    assert len(opened(few, dataset="imagenet100")) == 3
     if root := os.environ.get("SOLO_LEARN_ROOT"):
         listed = Path(root) / "solo" / "data" / "dataset_subset" / "imagenet100_classes.txt"
         assert set(listed.read_text().split()) == set(IMAGENET100)
 
 
 def test_no_labels_and_fraction(path: Path) -> None:
-    images = open_images(section(path, no_labels=True), "train")
+    images = opened(path, no_labels=True)
     assert (len(images), set(targets_of(images)), images[7][1]) == (12, {-1}, -1)
     assert name_of(images, 6).endswith("bee/2.png")
-    half = open_images(section(path, fraction=0.5), "train")
+    half = opened(path, fraction=0.5)
     assert sorted(targets_of(half)) == [0, 0, 1, 1, 2, 2]
     assert name_of(half, 0).startswith(f"{path}:ant/")
     copy = pickle.loads(pickle.dumps(half))
@@ -168,7 +168,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         }
     }
     path = write(tmp_path / "x.h5", broken)
-    images = open_images(section(path), "train")
+    images = opened(path)
     reasons = ["it is no image of", "runcated", "bytes of", "bytes of", "empty", "bytes of"]
     for index, reason in enumerate(reasons):
         with pytest.raises(UnreadableImage, match=reason) as caught:
@@ -204,9 +204,8 @@ def damaged(link: Any, name: Any) -> Any:
 def test_files_of_another_kind(make: Any, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     make(path)
-    with pytest.raises(ConfigError, match=problem) as caught:
-        open_images(section(path), "val")
-    assert (caught.value.key, caught.value.value) == ("data.val_path", str(path))
+    error = refused(problem, path, split="val")
+    assert (error.key, error.value) == ("data.val_path", str(path))
 
 
 @pytest.mark.fault
@@ -220,7 +219,7 @@ def test_bytes_that_are_overwritten(tmp_path: Path) -> None:
         torn[place : place + 8] = rng.bytes(8)
         (tmp_path / "y.h5").write_bytes(torn[: len(whole)])
         try:
-            images: Any = open_images(section(tmp_path / "y.h5"), "train")
+            images = opened(tmp_path / "y.h5")
         except ConfigError:
             refused += 1
             continue
@@ -234,5 +233,4 @@ def test_bytes_that_are_overwritten(tmp_path: Path) -> None:
 
 def test_without_h5py(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ConfigError, match=r"h5py is not installed; pip install 'solo-ext\[h5\]'"):
-        open_images(section(path), "train")
+    refused(r"h5py is not installed; pip install 'solo-ext\[h5\]'", path)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from solo_ext.config.schema import HuggingFace, Images
+from solo_ext.config.schema import HuggingFace
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.images import class_names, open_images
+from solo_ext.data.images import class_names
 from solo_ext.data.reading import UnreadableImage, name_of, targets_of
 from tests.data import making
 from tests.data.making import png, write_tar
@@ -106,21 +106,21 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.fixture
-def section(tmp_path: Path) -> Callable[..., Images]:
-    """Returns a section ``data``, whose caches are of the test."""
+def opened(tmp_path: Path) -> Callable[..., Any]:
+    """Opens images with caches that are of the test."""
 
-    def make(path: Path | str, settings: dict[str, Any] | None = None, **given: Any) -> Any:
+    def images(path: Path | str, settings: dict[str, Any] | None = None, **given: Any) -> Any:
         chosen = HuggingFace(cache_dir=str(tmp_path / "cache"), **(settings or {}))
         given = {"val_path": None, "huggingface": chosen, **given}
-        return making.section(path, format="huggingface", **given)
+        return making.opened(path, format="huggingface", **given)
 
-    return make
+    return images
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_images_classes_and_targets(source: str, section: Any, tmp_path: Path) -> None:
+def test_images_classes_and_targets(source: str, opened: Any, tmp_path: Path) -> None:
     path = SOURCES[source](tmp_path)
-    images = open_images(section(path), "train")
+    images = opened(path)
     assert len(images) == SIZE
     assert class_names(images) == (["0", "1", "2"] if source == "tar" else NAMES)
     order = sorted(range(SIZE), key=lambda i: (i % 3, i)) if "folder" in source else range(SIZE)
@@ -135,8 +135,8 @@ def test_images_classes_and_targets(source: str, section: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("source", ["parquet", "saved", "folder of splits", "parquet of others"])
-def test_the_table_is_not_copied(source: str, section: Any, tmp_path: Path) -> None:
-    images: Any = open_images(section(SOURCES[source](tmp_path), fraction=0.5), "train")
+def test_the_table_is_not_copied(source: str, opened: Any, tmp_path: Path) -> None:
+    images = opened(SOURCES[source](tmp_path), fraction=0.5)
     held = pickle.dumps(images)
     # The images are on disk: a worker is sent where.
     assert png(5)[:60] not in held
@@ -149,17 +149,17 @@ def test_the_table_is_not_copied(source: str, section: Any, tmp_path: Path) -> N
     assert np.array_equal(np.asarray(copy[3][0]), np.asarray(images[3][0]))
 
 
-def test_unreadable_rows_are_named(section: Any, tmp_path: Path) -> None:
+def test_unreadable_rows_are_named(opened: Any, tmp_path: Path) -> None:
     root = folder(tmp_path) / "train"
     (root / "ant" / "00.png").write_bytes(b"")
-    images = open_images(section(root), "train")
+    images = opened(root)
     with pytest.raises(UnreadableImage, match="it is empty") as caught:
         images[0]
     assert caught.value.what == name_of(images, 0) == str(root / "ant" / "00.png")
     table = {"image": [None, {"bytes": b"no image", "path": None}], "label": [0, 1]}
     features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
     datasets.Dataset.from_dict(table, features=features).save_to_disk(str(tmp_path / "x"))
-    images = open_images(section(tmp_path / "x"), "train")
+    images = opened(tmp_path / "x")
     assert (targets_of(images), class_names(images)) == ([0, 1], ["0", "1"])
     for index, reason in enumerate(("has no image", "no image of")):
         with pytest.raises(UnreadableImage, match=reason) as caught:
@@ -178,40 +178,40 @@ def test_unreadable_rows_are_named(section: Any, tmp_path: Path) -> None:
     ],
 )
 def test_labels_that_are_no_class_labels(
-    values: list[Any], kind: str, names: list[str], targets: list[int], section: Any, tmp_path: Path
+    values: list[Any], kind: str, names: list[str], targets: list[int], opened: Any, tmp_path: Path
 ) -> None:
     held = rows(4, what=(datasets.Value(kind), values)).remove_columns("label")
     held.save_to_disk(str(tmp_path / "x"))
-    images = open_images(section(tmp_path / "x", {"label": "what"}), "train")
+    images = opened(tmp_path / "x", {"label": "what"})
     assert (class_names(images), targets_of(images)) == (names, targets)
     assert [images[i][1] for i in range(4)] == targets
 
 
-def test_columns_by_setting(section: Any, tmp_path: Path) -> None:
+def test_columns_by_setting(opened: Any, tmp_path: Path) -> None:
     kind = datasets.ClassLabel(names=["x", "y"])
     place = tmp_path / "file.png"
     place.write_bytes(png(9))
     held = rows(2, fine=(kind, [1, 0]), place=(datasets.Value("string"), [str(place)] * 2))
     held.save_to_disk(str(tmp_path / "x"))
-    images = open_images(section(tmp_path / "x"), "train")
+    images = opened(tmp_path / "x")
     assert class_names(images) == NAMES
-    images = open_images(section(tmp_path / "x", {"image": "place", "label": "fine"}), "train")
+    images = opened(tmp_path / "x", {"image": "place", "label": "fine"})
     assert (class_names(images), targets_of(images)) == (["x", "y"], [1, 0])
     assert images[0][0].getpixel((0, 0)) == (9, 18, 246)
     assert name_of(images, 0) == str(place)
-    bare = open_images(section(tmp_path / "x", no_labels=True), "train")
+    bare = opened(tmp_path / "x", no_labels=True)
     assert (targets_of(bare), bare[1][1]) == ([-1, -1], -1)
 
 
-def test_splits(section: Any, tmp_path: Path) -> None:
+def test_splits(opened: Any, tmp_path: Path) -> None:
     path = saved_splits(tmp_path)
     both = {"val_path": str(path)}
-    assert len(open_images(section(path, **both), "val")) == SIZE
-    assert len(open_images(section(path, {"val_split": "more"}, **both), "val")) == 3
-    assert len(open_images(section(path, {"train_split": "more"}, **both), "train")) == 3
+    assert len(opened(path, **both, split="val")) == SIZE
+    assert len(opened(path, {"val_split": "more"}, **both, split="val")) == 3
+    assert len(opened(path, {"train_split": "more"}, **both)) == 3
     other = parquet(tmp_path)
     # A file of its own for validation, which `datasets` calls train.
-    assert len(open_images(section(path, val_path=str(other)), "val")) == SIZE
+    assert len(opened(path, val_path=str(other), split="val")) == SIZE
 
 
 def kept(root: Path, column: str) -> Path:
@@ -251,23 +251,23 @@ MISTAKES: dict[str, Mistake] = {
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_mistakes(kind: str, section: Any, tmp_path: Path) -> None:
+def test_mistakes(kind: str, opened: Any, tmp_path: Path) -> None:
     make, settings, key, problem = MISTAKES[kind]
     with pytest.raises(ConfigError, match=problem) as caught:
-        open_images(section(make(tmp_path), settings), "train")
+        opened(make(tmp_path), settings)
     assert caught.value.key.endswith(key)
     assert "\n" not in str(caught.value)
 
 
-def test_training_images_are_no_validation(section: Any, tmp_path: Path) -> None:
+def test_training_images_are_no_validation(opened: Any, tmp_path: Path) -> None:
     path = parquet(tmp_path)
     with pytest.raises(ConfigError, match=r"val_split=null: no split named validation.*train"):
-        open_images(section(path, val_path=str(path)), "val")
-    named = section(path, {"val_split": "train"}, val_path=str(path))
-    assert len(open_images(named, "val")) == SIZE
+        opened(path, val_path=str(path), split="val")
+    named = opened(path, {"val_split": "train"}, val_path=str(path), split="val")
+    assert len(named) == SIZE
 
 
-def test_names_on_the_hub(section: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_on_the_hub(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def load(*words: Any, **options: Any) -> Any:
@@ -277,15 +277,17 @@ def test_names_on_the_hub(section: Any, monkeypatch: pytest.MonkeyPatch) -> None
         return datasets.DatasetDict(train=rows(), test=rows(3))
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    data = section("owner/set", {"name": "plain", "revision": "abc"}, val_path="owner/set")
-    assert (len(open_images(data, "train")), len(open_images(data, "val"))) == (SIZE, 3)
+    for split, size in (("train", SIZE), ("val", 3)):
+        settings = {"name": "plain", "revision": "abc"}
+        images = opened("owner/set", settings, val_path="owner/set", split=split)
+        assert len(images) == size
     assert asked == [(("owner/set", "plain"), "abc")] * 2
     with pytest.raises(ConfigError, match="not here, and Couldn't reach the Hub;") as caught:
-        open_images(section("nobody/nothing"), "train")
+        opened("nobody/nothing")
     assert caught.value.value == "nobody/nothing"
 
 
-def test_without_the_package(section: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"datasets is not installed; pip install 'solo-ext\[hf"):
-        open_images(section("x"), "train")
+        opened("x")

@@ -1,9 +1,13 @@
-"""Images of a config: opening them, what can be told of them, and the parts of a split."""
+"""Images of a config: opening them, their names, labels and fingerprints, and parts of a split."""
+
+from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +18,11 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision import datasets
 
-from solo_ext.core.errors import ConfigError
 from solo_ext.data.folders import ImageFiles
-from solo_ext.data.images import class_names, open_images
+from solo_ext.data.huggingface import HuggingFaceImages
+from solo_ext.data.images import class_names, images_fingerprint
 from solo_ext.data.reading import UnreadableImage, name_of, targets_of
-from tests.data.making import save_image, section
+from tests.data.making import opened, png, refused, save_image, save_table, write_h5
 
 COUNTS = {"ant": 20, "bee": 10, "cat": 30}
 
@@ -45,7 +49,7 @@ def flat(tmp_path: Path) -> Path:
 def test_reads_no_image_for_names_and_targets(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images: Any = open_images(section(folder, fraction=0.5), "train")
+    images = opened(folder, fraction=0.5)
 
     def refuse(encoded: bytes) -> None:
         raise AssertionError("decoded")
@@ -58,13 +62,13 @@ def test_reads_no_image_for_names_and_targets(
 
 
 def test_unlabelled_images(flat: Path) -> None:
-    images = open_images(section(flat, no_labels=True), "train")
+    images = opened(flat, no_labels=True)
     assert isinstance(images, ImageFiles)
     assert [Path(path).name for path, _ in images.samples] == ["6.bmp", "7.jpeg", "8.PNG", "9.jpg"]
     assert len(images) == 4
     assert all(images[i][1] == -1 and images[i][0].mode == "RGB" for i in range(4))
     assert targets_of(images) == [-1] * 4
-    half = open_images(section(flat, no_labels=True, fraction=0.5), "train")
+    half = opened(flat, no_labels=True, fraction=0.5)
     assert targets_of(half) == [-1] * 2
 
 
@@ -75,7 +79,7 @@ def test_fraction_is_stratified_and_fixed(folder: Path, fraction: float) -> None
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         torch.manual_seed(seed)
-        images = open_images(section(folder, fraction=fraction), "train")
+        images = opened(folder, fraction=fraction)
         assert isinstance(images, Subset)
         found.append(list(images.indices))
     assert found[0] == found[1] == sorted(set(found[0])) != list(range(len(found[0])))
@@ -87,16 +91,16 @@ def test_fraction_is_stratified_and_fixed(folder: Path, fraction: float) -> None
 
 @pytest.mark.parametrize(("fraction", "split"), [(-1, "train"), (1.0, "train"), (0.5, "val")])
 def test_fraction_leaves_the_rest_whole(folder: Path, fraction: float, split: Any) -> None:
-    images = open_images(section(folder, fraction=fraction), split)
+    images = opened(folder, fraction=fraction, split=split)
     assert len(images) == 60
     assert not isinstance(images, Subset)
 
 
 @pytest.mark.parametrize("fraction", [-1, 0.5])
 def test_holdout_parts_the_training_images(folder: Path, fraction: float) -> None:
-    given = section(folder, fraction=fraction, holdout=0.2, val_path=None)
-    whole = open_images(given.model_copy(update={"holdout": None}), "train")
-    parts = {split: open_images(given, split) for split in ("train", "val")}
+    given: dict[str, Any] = {"fraction": fraction, "val_path": None}
+    whole = opened(folder, **given)
+    parts = {split: opened(folder, split, holdout=0.2, **given) for split in ("train", "val")}
     held, kept = ({name_of(parts[s], i) for i in range(len(parts[s]))} for s in ("val", "train"))
     assert held | kept == {name_of(whole, i) for i in range(len(whole))}
     assert not held & kept
@@ -113,24 +117,21 @@ def test_holdout_takes_labelled_images_only(
     """STL-10 is trained on with its unlabelled images."""
     images = [(None, number % 2 if number < 20 else -1) for number in range(50)]
     monkeypatch.setattr(datasets, "STL10", lambda *_, **__: images)
-    given = section(tmp_path, dataset="stl10", holdout=0.2)
-    assert sorted(targets_of(open_images(given, "val"))) == [0, 0, 1, 1]
-    rest = torch.tensor(targets_of(open_images(given, "train")))
+    given: dict[str, Any] = {"dataset": "stl10", "holdout": 0.2}
+    assert sorted(targets_of(opened(tmp_path, "val", **given))) == [0, 0, 1, 1]
+    rest = torch.tensor(targets_of(opened(tmp_path, **given)))
     assert (rest + 1).bincount().tolist() == [30, 8, 8]
 
 
 def test_holdout_without_labels(flat: Path) -> None:
-    with pytest.raises(ConfigError, match="no training image has a label") as caught:
-        open_images(section(flat, no_labels=True, holdout=0.2), "val")
-    assert caught.value.key == "data.holdout"
+    given: dict[str, Any] = {"no_labels": True, "holdout": 0.2, "split": "val"}
+    assert refused("no training image has a label", flat, **given).key == "data.holdout"
 
 
 @pytest.mark.parametrize("key", ["fraction", "holdout"])
 @pytest.mark.parametrize("share", [0.001, 0.999])
 def test_a_share_without_some_class(folder: Path, key: str, share: float) -> None:
-    with pytest.raises(ConfigError, match="images this leaves classes out") as caught:
-        open_images(section(folder, **{key: share}), "train")
-    assert caught.value.key == f"data.{key}"
+    assert refused("images this leaves classes out", folder, **{key: share}).key == f"data.{key}"
 
 
 @pytest.mark.parametrize(
@@ -155,25 +156,21 @@ def test_refuses_other_layouts(tmp_path: Path, layout: list[str], problem: str, 
             (tmp_path / name).write_text("no image")
     unlabelled = split == "unlabelled"
     split = "train" if unlabelled else split
-    with pytest.raises(ConfigError, match=problem) as caught:
-        open_images(section(tmp_path, no_labels=unlabelled), split)
-    assert caught.value.key == f"data.{split}_path"
-    assert "\n" not in str(caught.value)
+    error = refused(problem, tmp_path, no_labels=unlabelled, split=split)
+    assert error.key == f"data.{split}_path"
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_refuses_a_missing_path(tmp_path: Path, split: Any) -> None:
-    for data, problem in (
-        (section(tmp_path / "nowhere"), "no such folder"),
-        (section(tmp_path, train_path=None, val_path=None), "no path"),
-        (section(""), "no path"),
-        (section("x" * 300), "File name too long"),
-        (section(tmp_path, dataset="cifar100"), "Dataset not found"),
-        (section(tmp_path, dataset="stl10"), "Dataset not found"),
+    for error in (
+        refused("no such folder", tmp_path / "nowhere", split=split),
+        refused("no path", tmp_path, train_path=None, val_path=None, split=split),
+        refused("no path", "", split=split),
+        refused("File name too long", "x" * 300, split=split),
+        refused("Dataset not found", tmp_path, dataset="cifar100", split=split),
+        refused("Dataset not found", tmp_path, dataset="stl10", split=split),
     ):
-        with pytest.raises(ConfigError, match=problem) as caught:
-            open_images(data, split)
-        assert caught.value.key == f"data.{split}_path"
+        assert error.key == f"data.{split}_path"
 
 
 @pytest.mark.parametrize("layout", ["classes", "nested", "flat", "list"])
@@ -191,10 +188,8 @@ def test_refuses_what_may_not_be_read(
     # The superuser may read anything.
     _forbid(monkeypatch, held_back)
     given = {"no_labels": True} if layout == "flat" else {}
-    with pytest.raises(ConfigError, match="Permission denied") as caught:
-        open_images(section(place, **given), "train")
-    assert (caught.value.key, caught.value.value) == ("data.train_path", str(place))
-    assert "\n" not in str(caught.value)
+    error = refused("Permission denied", place, **given)
+    assert (error.key, error.value) == ("data.train_path", str(place))
 
 
 def _forbid(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
@@ -221,10 +216,123 @@ def test_sets_of_torchvision(
 ) -> None:
     asked = []
 
-    def opened(root: str, **given: Any) -> Any:
+    def load(root: str, **given: Any) -> Any:
         asked.append((root, given))
         return [(Image.new("RGB", (32, 32)), 3)]
 
-    monkeypatch.setattr(datasets, name.upper(), opened)
-    images = open_images(section(tmp_path, dataset=name), "val")
+    monkeypatch.setattr(datasets, name.upper(), load)
+    images = opened(tmp_path, dataset=name, split="val")
     assert (targets_of(images), asked) == ([3], [(str(tmp_path), expected)])
+
+
+# Fingerprints.
+
+
+@pytest.fixture
+def copied(images: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(images, tmp_path / "images"))
+
+
+def fingerprint(path: Path, by_name: bool = False, **changes: Any) -> str:
+    found = images_fingerprint(opened(path, **changes), by_name=by_name)
+    assert found is not None
+    return found
+
+
+names = functools.partial(fingerprint, by_name=True)
+
+
+@pytest.mark.parametrize("change", ["size", "time", "new", "gone", "class"])
+def test_changes_with_the_files(change: str, copied: Path) -> None:
+    before = fingerprint(copied)
+    assert before == fingerprint(copied)
+    file = copied / "1" / "3.png"
+    if change == "size":
+        held = file.stat()
+        file.write_bytes(file.read_bytes() + b"x")
+        os.utime(file, ns=(held.st_atime_ns, held.st_mtime_ns))
+    elif change == "time":
+        os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+    elif change == "new":
+        shutil.copy2(file, copied / "1" / "99.png")
+    elif change == "gone":
+        file.unlink()
+    else:
+        (copied / "00").mkdir()
+        shutil.copy2(file, copied / "00" / "0.png")
+        shutil.rmtree(copied / "0")
+    assert fingerprint(copied) != before
+
+
+@pytest.mark.parametrize("changes", [{}, {"fraction": 0.5}, {"holdout": 0.5}], ids=str)
+def test_images_that_may_be_skipped(changes: dict[str, Any], copied: Path) -> None:
+    """Their names are known; which features they have is not, so these are not stored."""
+    given = {**changes, "unreadable": "skip"}
+    skipping = names(copied, **given)
+    assert skipping == names(copied, **given) != names(copied, **changes)
+    images = opened(copied, **given)
+    assert images_fingerprint(images) is None
+    for file in sorted((copied / "1").iterdir()):
+        file.rename(file.with_name(f"other-{file.name}"))
+    assert names(copied, **given) != skipping
+
+
+@pytest.mark.parametrize("skip", ["refuse", "skip"])
+def test_one_file_of_many_images_without_labels(skip: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.h5"
+    given: dict[str, Any] = {"format": "h5", "no_labels": True, "unreadable": skip}
+    write_h5(path, [png(1), png(2)])
+    before = names(path, **given)
+    assert before == names(path, **given) != names(path, **given | {"no_labels": False})
+    write_h5(path, [png(1), png(2), png(3)])
+    assert names(path, **given) != before
+
+
+def test_a_list_may_name_both_kinds_of_paths(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Itself named by a relative path; it is the same list wherever it is read from."""
+    lines = [f"1/3.png a\n{copied}/2/4.png b\n", f"1/3.png a\n{copied}/2/5.png b\n"]
+    monkeypatch.chdir(copied.parent)
+    found = []
+    for text in lines:
+        (copied / "list.txt").write_text(text)
+        relative = Path(copied.name) / "list.txt"
+        assert names(relative) == names(copied / "list.txt")
+        found.append(names(relative))
+    assert found[0] != found[1]
+
+
+def test_a_copy_elsewhere_has_the_same_names(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(copied, tmp_path / "elsewhere" / "copy"))
+    monkeypatch.chdir(copy)
+    assert names(copied) == names(copy) == names(Path())
+    (copy / "1" / "3.png").rename(copy / "1" / "33.png")
+    assert names(copied) != names(copy)
+
+
+def test_names_need_not_be_utf8(copied: Path) -> None:
+    before = fingerprint(copied)
+    odd = os.fsencode(copied / "1") + b"/\xff.png"
+    with open(odd, "wb") as file:
+        file.write((copied / "1" / "3.png").read_bytes())
+    assert fingerprint(copied) != before
+
+
+@pytest.mark.parametrize(("kind", "write"), [("h5", write_h5), ("huggingface", save_table)])
+def test_files_of_many_images(kind: str, write: Any, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    write(path, [png(level) for level in (1, 2, 3, 4)])
+    first, half = fingerprint(path, format=kind), fingerprint(path, format=kind, fraction=0.5)
+    assert first == fingerprint(path, format=kind) != half
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    write(path, [png(level) for level in (1, 2, 3, 5)])
+    assert fingerprint(path, format=kind) != first
+
+
+def test_rows_that_are_paths_tell_nothing(copied: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [str(copied / "1" / "3.png")], "label": [0]}
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(2)})
+    made = datasets.Dataset.from_dict(rows, kinds)
+    assert images_fingerprint(HuggingFaceImages(made, "x")) is None

@@ -15,7 +15,7 @@ from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import Images
 from solo_ext.data.transforms import eval_transform
 from solo_ext.data.views import EpochSampler, TrainingViews
-from tests.data.making import run_of, same, save_image, section
+from tests.data.making import epochs, run_of, same, save_image, section
 
 SIZE, BATCH = 22, 4
 STEPS = SIZE // BATCH
@@ -45,26 +45,13 @@ def with_workers(images: Images) -> Iterator[ResumableLoader]:
     loader._iterator = None
 
 
-Batch = list[Any]
-
-
-def go_on(loader: ResumableLoader, state: dict[str, int], epochs: int) -> list[Batch]:
-    """Loads a state and serves the rest of the first ``epochs`` epochs."""
-    loader.load_state_dict(state)
-    served: list[Batch] = []
-    for epoch in range(loader.state_dict()["epoch"], epochs):
-        loader.order.set_epoch(epoch)
-        served += loader
-    return served
-
-
 @pytest.fixture(scope="module")
-def expected(images: Images) -> list[Batch]:
+def expected(images: Images) -> list[Any]:
     """All batches of three epochs, without workers."""
-    return go_on(pretrain_loader(config(), images), {"epoch": 0, "batches": 0}, 3)
+    return epochs(pretrain_loader(config(), images), 3)
 
 
-def test_batches_are_what_methods_take(images: Images, expected: list[Batch]) -> None:
+def test_batches_are_what_methods_take(images: Images, expected: list[Any]) -> None:
     loader = pretrain_loader(config(), images)
     assert len(loader) == STEPS
     assert len(expected) == 3 * STEPS
@@ -86,7 +73,7 @@ def test_leaves_the_global_generator_alone(
     loader = with_workers if workers else pretrain_loader(config(), images)
     torch.manual_seed(0)
     state, own = torch.get_rng_state(), random.getstate()
-    go_on(loader, {"epoch": 0, "batches": 0}, 2)
+    epochs(loader, 2, {"epoch": 0, "batches": 0})
     assert torch.equal(torch.get_rng_state(), state)
     assert random.getstate() == own
 
@@ -94,12 +81,12 @@ def test_leaves_the_global_generator_alone(
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("served", range(2 * STEPS + 1))
 def test_continues_at_every_place(
-    images: Images, with_workers: ResumableLoader, expected: list[Batch], workers: int, served: int
+    images: Images, with_workers: ResumableLoader, expected: list[Any], workers: int, served: int
 ) -> None:
     """A run is stopped after any batch of two epochs, while workers are ahead of it."""
     loader = with_workers if workers else pretrain_loader(config(), images)
     loader.load_state_dict({"epoch": 0, "batches": 0})
-    before: list[Batch] = []
+    before: list[Any] = []
     for epoch in range(-(-served // STEPS)):
         loader.order.set_epoch(epoch)
         before += islice(loader, served - len(before))
@@ -110,10 +97,10 @@ def test_continues_at_every_place(
     again = loader if workers else pretrain_loader(config(), images)
     again.load_state_dict(state)
     assert again.state_dict() == state
-    assert same(go_on(again, state, 3), expected[served:])
+    assert same(epochs(again, 3, state), expected[served:])
 
 
-def test_the_place_is_that_of_the_epoch_sent_to(images: Images, expected: list[Batch]) -> None:
+def test_the_place_is_that_of_the_epoch_sent_to(images: Images, expected: list[Any]) -> None:
     """A trainer names the next epoch before it asks for its first batch."""
     loader = pretrain_loader(config(), images)
     loader.load_state_dict({"epoch": 0, "batches": 3})

@@ -30,7 +30,7 @@ from solo_ext.data.views import (
     TrainingViews,
     raw_batches,
 )
-from tests.data.making import same, section
+from tests.data.making import opened, same, section
 
 COUNT = 12
 
@@ -74,18 +74,22 @@ def test_folders(folder: Callable[..., Images], in_memory: bool, part: bool) -> 
     assert torch.equal(taken, wanted[1])
 
 
+def without_archive(kind: Any, count: int = COUNT, classes: int = COUNT) -> Any:
+    """A data set without the archive that its class would open."""
+    made = kind.__new__(kind)
+    stl = kind is datasets.STL10
+    shape = (count, 3, 9, 9) if stl else (count, 9, 9, 3)
+    made.data = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    made.transform = made.target_transform = None
+    targets = np.arange(count) % classes
+    setattr(made, *(("labels", targets) if stl else ("targets", targets.tolist())))
+    return made
+
+
 @pytest.mark.parametrize("kind", [datasets.CIFAR10, datasets.CIFAR100, datasets.STL10])
 @pytest.mark.parametrize("part", [False, True])
 def test_arrays_of_torchvision_are_not_copied(kind: Any, part: bool) -> None:
-    images = kind.__new__(kind)
-    rng = np.random.default_rng(0)
-    shape = (COUNT, 3, 9, 9) if kind is datasets.STL10 else (COUNT, 9, 9, 3)
-    images.data = rng.integers(0, 256, shape, dtype=np.uint8)
-    images.transform = images.target_transform = None
-    images.targets = list(range(COUNT))
-    images.labels = np.arange(COUNT)
-    if kind is datasets.STL10:
-        del images.targets
+    images = without_archive(kind)
     subset: Any = Subset(images, [2, 5, 7, 11]) if part else images
     read = raw_batches(subset, in_memory=False)
     assert isinstance(read, HeldBatches)
@@ -137,16 +141,6 @@ def test_more_than_memory_should_hold_is_refused(
     assert isinstance(raw_batches(images, in_memory=True), HeldBatches)
 
 
-def _cifar(count: int = COUNT) -> Any:
-    """Without the archive that the class would open."""
-    made: Any = datasets.CIFAR10.__new__(datasets.CIFAR10)
-    rng = np.random.default_rng(0)
-    made.data = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
-    made.targets = [i % 2 for i in range(count)]
-    made.transform = made.target_transform = None
-    return made
-
-
 @pytest.mark.parametrize(
     "given", [{"fraction": 0.5, "holdout": 0.2}, {"fraction": 0.4, "no_labels": True}]
 )
@@ -154,10 +148,10 @@ def test_a_part_stays_an_array(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found(self: Any, root: str, train: bool) -> None:
-        self.__dict__ |= vars(_cifar(40))
+        self.__dict__ |= vars(without_archive(datasets.CIFAR10, 40, classes=2))
 
     monkeypatch.setattr(datasets.CIFAR10, "__init__", found)
-    part = open_images(section(tmp_path, dataset="cifar10", **given), "train")
+    part = opened(tmp_path, dataset="cifar10", **given)
     assert set(targets_of(part)) == ({-1} if given.get("no_labels") else {0, 1})
     read = raw_batches(part, in_memory=False)
     assert isinstance(read, HeldBatches)

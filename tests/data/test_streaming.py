@@ -21,16 +21,15 @@ import numpy as np
 import pytest
 from torchvision.transforms import ToTensor
 
-from solo_ext.config.schema import Augmentation, Images
+from solo_ext.config.schema import Augmentation
 from solo_ext.core.draws import mix, permutation
-from solo_ext.core.errors import ConfigError
 from solo_ext.data import shards as sharded
 from solo_ext.data.convert import convert
 from solo_ext.data.images import class_names, images_fingerprint, open_images
 from solo_ext.data.loaders import FixedLoader, pretrain_loader
 from solo_ext.data.reading import (
-    Skipping,
-    StorageAway,
+    SkipUnreadable,
+    StorageUnavailable,
     UnreadableImage,
     name_of,
     read_sample,
@@ -44,11 +43,9 @@ COUNT, EACH = 60, 10
 OF_MOSAICML = Path(__file__).parent / "mosaicml_shards"
 """Written by mosaicml-streaming 0.13.0: columns img (png), name and cls (str), sha1 and xxh64."""
 ADDRESS = "s3://bucket/images"
-Section = Callable[..., Images]
-
-
-def section(path: Path | str, **given: Any) -> Images:
-    return making.section(path, format="streaming", **given)
+Opened = Callable[..., Any]
+opened_mds = functools.partial(making.opened, format="streaming")
+refused_mds = functools.partial(making.refused, format="streaming")
 
 
 @pytest.fixture(params=["streaming", "webdataset"])
@@ -57,10 +54,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def of_kind(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Section:
-    """A section of this kind; what is kept of tars is of the test."""
-    monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
-    return functools.partial(making.section, format=kind)
+def opened(kind: str) -> Opened:
+    """Opens images of this kind."""
+    return functools.partial(making.opened, format=kind)
 
 
 def name(kind: str, number: int) -> str:
@@ -75,11 +71,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six shards of ten images each, of three classes, and tars of the same."""
     root = tmp_path_factory.mktemp("written")
     folder = making.write_folder(root / "folder", list(map(making.png, range(COUNT))), "abc")
-    images = open_images(making.section(folder), "train")
+    images = making.opened(folder)
     size = len(making.png(0)) + 4 + 8 + 4
     # Some for the header, and fewer than would hold another image.
     convert(images, root / "streaming", EACH * size + 250)
-    shards: Any = open_images(section(root / "streaming"), "train")
+    shards = opened_mds(root / "streaming")
     samples = [
         {"png": shards.encoded(i), "json": b'{"label": "%s"}' % b"abc"[target : target + 1]}
         for i, target in enumerate(shards.targets)
@@ -106,8 +102,8 @@ def pixel(image: Any) -> int:
     return int(image.getpixel((0, 0))[0])
 
 
-def test_the_same_images_as_before(kind: str, of_kind: Section, written: Path) -> None:
-    images = open_images(of_kind(written / kind), "train")
+def test_the_same_images_as_before(kind: str, opened: Opened, written: Path) -> None:
+    images = opened(written / kind)
     assert np.diff(shard_starts(images)).tolist() == [EACH] * 6  # type: ignore[arg-type]
     assert class_names(images) == ["a", "b", "c"]
     levels = [pixel(images[i][0]) for i in range(COUNT)]
@@ -122,33 +118,31 @@ def test_the_same_images_as_before(kind: str, of_kind: Section, written: Path) -
         images[COUNT]
 
 
-def test_shards_of_mosaicml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path))
-    for _ in range(2):
-        images = open_images(section(OF_MOSAICML), "train")
-        assert [pixel(images[i][0]) for i in range(7)] == [20 * i for i in range(7)]
-        assert targets_of(images) == [0, 1, 0, 1, 0, 1, 0]
-        assert class_names(images) == ["a", "b"]
+def test_shards_of_mosaicml(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = opened_mds(OF_MOSAICML)
+    assert [pixel(images[i][0]) for i in range(7)] == [20 * i for i in range(7)]
+    with monkeypatch.context() as patch:
         # The second time they are not read for their labels.
-        monkeypatch.setattr(sharded.StreamingImages, "value", None)
+        patch.setattr(sharded.ShardedImages, "value", None)
+        again = opened_mds(OF_MOSAICML)
         with pytest.raises(TypeError):
-            images[0]
-        monkeypatch.undo()
-        monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path))
-    named = section(OF_MOSAICML, streaming={"image": "img", "label": "name"})
-    assert class_names(open_images(named, "train")) == [f"n{i}" for i in range(7)]
-    unlabelled = open_images(section(OF_MOSAICML, no_labels=True), "train")
+            again[0]
+    for found in (images, again):
+        assert targets_of(found) == [0, 1, 0, 1, 0, 1, 0]
+        assert class_names(found) == ["a", "b"]
+    named = opened_mds(OF_MOSAICML, streaming={"image": "img", "label": "name"})
+    assert class_names(named) == [f"n{i}" for i in range(7)]
+    unlabelled = opened_mds(OF_MOSAICML, no_labels=True)
     assert set(targets_of(unlabelled)) == {-1}
 
 
-def test_a_column_named_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_named_as_a_path(tmp_path: Path) -> None:
     """Nothing is written outside of the cache folder."""
-    monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
     shards = Path(shutil.copytree(OF_MOSAICML, tmp_path / "shards"))
     index = shards / "index.json"
     index.write_text(index.read_text().replace('"cls"', json.dumps(str(tmp_path / "elsewhere"))))
-    named = section(shards, streaming={"label": str(tmp_path / "elsewhere")})
-    assert class_names(open_images(named, "train")) == ["a", "b"]
+    images = opened_mds(shards, streaming={"label": str(tmp_path / "elsewhere")})
+    assert class_names(images) == ["a", "b"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["cache", "shards"]
 
 
@@ -161,15 +155,14 @@ def test_a_column_named_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_other_columns(column: str, name: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem) as caught:
-        open_images(section(OF_MOSAICML, streaming={column: name}), "train")
-    assert caught.value.key == f"data.streaming.{column}"
+    error = refused_mds(problem, OF_MOSAICML, streaming={column: name})
+    assert error.key == f"data.streaming.{column}"
 
 
 @pytest.mark.slow
 def test_mosaicml_reads_ours(written: Path) -> None:
     theirs: Any = pytest.importorskip("streaming")
-    ours: Any = open_images(section(written / "streaming"), "train")
+    ours = opened_mds(written / "streaming")
     read = theirs.StreamingDataset(
         local=str(written / "streaming"), batch_size=1, validate_hash="sha256"
     )
@@ -183,11 +176,11 @@ def test_mosaicml_reads_ours(written: Path) -> None:
 
 
 def test_every_sample_once_for_any_number_of_ranks(
-    kind: str, of_kind: Section, written: Path
+    kind: str, opened: Opened, written: Path
 ) -> None:
     """Of parts too; any 3 in a row are of 3 shards or more, and 15 of fewer than all."""
     for fraction in (-1, 0.5):
-        images = open_images(of_kind(written / kind, fraction=fraction), "train")
+        images = opened(written / kind, fraction=fraction)
         starts = shard_starts(images)
         assert starts is not None
         size = len(images)
@@ -204,9 +197,9 @@ def test_every_sample_once_for_any_number_of_ranks(
         pairs = zip(order(0, 2, 0), order(0, 2, 1), strict=True)
         assert [sample for pair in pairs for sample in pair] == alone
         held = np.searchsorted(starts, alone, side="right") - 1
-        opened = [len(set(held[i : i + 6].tolist())) for i in range(size - 6)]
-        assert max(opened) <= 5 < 6 == len(set(held.tolist()))
-        assert min(opened) >= 2
+        counts = [len(set(held[i : i + 6].tolist())) for i in range(size - 6)]
+        assert max(counts) <= 5 < 6 == len(set(held.tolist()))
+        assert min(counts) >= 2
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 9])
@@ -287,8 +280,8 @@ HOW = {
 @pytest.mark.fault
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", HOW)
-def test_a_damaged_shard_is_named(how: str, kind: str, of_kind: Section, of_both: Path) -> None:
-    images = open_images(of_kind(of_both), "train")
+def test_a_damaged_shard_is_named(how: str, kind: str, opened: Opened, of_both: Path) -> None:
+    images = opened(of_both)
     damage(of_both, how)
     with pytest.raises(UnreadableImage, match=HOW[how]) as caught:
         images[23]
@@ -299,10 +292,10 @@ def test_a_damaged_shard_is_named(how: str, kind: str, of_kind: Section, of_both
 
 @pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_shard_is_left_out(workers: int, of_kind: Section, of_both: Path) -> None:
+def test_a_damaged_shard_is_left_out(workers: int, kind: str, of_both: Path) -> None:
     """Each of its samples is stood in for by one of the next shard, by another for each."""
-    given = {"num_workers": workers, "streaming": {"shuffle_shards": 2}}
-    data = of_kind(of_both, unreadable="skip", **given)
+    given: dict[str, Any] = {"num_workers": workers, "streaming": {"shuffle_shards": 2}}
+    data = making.section(of_both, format=kind, unreadable="skip", **given)
     augmentation = Augmentation(crop_size=8, num_crops=1)
     run = making.run_of(data, 6, augmentation)
     images = open_images(data, "train")
@@ -321,11 +314,11 @@ def test_a_damaged_shard_is_left_out(workers: int, of_kind: Section, of_both: Pa
 
 @pytest.mark.fault
 def test_more_samples_in_a_row_than_files_may_be_lost(
-    of_kind: Section, of_both: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, of_both: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard is one file of many samples."""
-    monkeypatch.setattr("solo_ext.data.reading.MOST_IN_A_ROW", 4)
-    images = open_images(of_kind(of_both, unreadable="skip"), "train")
+    monkeypatch.setattr("solo_ext.data.reading.MAX_CONSECUTIVE_UNREADABLE", 4)
+    images = opened(of_both, unreadable="skip")
     damage(of_both, "missing")
     fixed = FixedLoader(FixedViews(images, ToTensor()), 8)
     assert sum(len(targets) for _, targets in fixed) == COUNT - 10
@@ -375,9 +368,8 @@ def named(name: str) -> Callable[[Path], None]:
 )
 def test_an_index_of_another_kind(make: Any, problem: str, shards: Path) -> None:
     make(shards)
-    with pytest.raises(ConfigError, match=problem) as caught:
-        open_images(section(shards), "val")
-    assert (caught.value.key, caught.value.value) == ("data.val_path", str(shards))
+    error = refused_mds(problem, shards, split="val")
+    assert (error.key, error.value) == ("data.val_path", str(shards))
 
 
 # A storage.
@@ -410,57 +402,56 @@ class Remote:
         return (file if now == "damaged" else self.root / name).open("rb")
 
 
-def stand_in(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
+def stand_in(root: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
     pytest.importorskip("pyarrow")
     storage = Remote(root)
     monkeypatch.setattr(sharded, "_file_system", lambda root, settings: storage)
     monkeypatch.setattr(sharded.time, "sleep", lambda seconds: None)
-    monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
     return storage
 
 
 @pytest.fixture
 def remote(
-    kind: str, of_kind: Section, of_both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, opened: Opened, of_both: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Remote:
     """Shards of either kind, nothing of which is here; the images of tars have been found."""
-    storage = stand_in(of_both, tmp_path, monkeypatch)
+    storage = stand_in(of_both, monkeypatch)
     if kind == "webdataset":
-        open_images(of_kind(ADDRESS), "train")
-        for copy in copies(tmp_path):
+        opened(ADDRESS)
+        for copy in copies(cache):
             copy.unlink()
         storage.asked.clear()
         (of_both / "asked").unlink()
     return storage
 
 
-def copies(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "cache").rglob("shard.*.*"))
+def copies(cache: Path) -> list[Path]:
+    return sorted(cache.rglob("shard.*.*"))
 
 
 def test_each_shard_is_copied_once(
-    remote: Remote, kind: str, of_kind: Section, written: Path, tmp_path: Path
+    remote: Remote, kind: str, opened: Opened, written: Path, cache: Path
 ) -> None:
-    images = open_images(of_kind(ADDRESS), "train")
-    here = open_images(of_kind(written / kind), "train")
-    assert copies(tmp_path) == []
+    images = opened(ADDRESS)
+    here = opened(written / kind)
+    assert copies(cache) == []
     assert name_of(images, 23) == f"{ADDRESS}/{name(kind, 2)}, sample 3"
     for _ in range(2):
         assert all(images[i][0].tobytes() == here[i][0].tobytes() for i in range(COUNT))
     assert targets_of(images) == targets_of(here)
     assert images_fingerprint(images) == images_fingerprint(here) is not None
-    again = open_images(of_kind(ADDRESS), "train")
+    again = opened(ADDRESS)
     assert again[5][1] == here[5][1]
-    assert len(copies(tmp_path)) == 6
+    assert len(copies(cache)) == 6
     assert remote.asked.pop("index.json", 2) == 2
     assert set(remote.asked.values()) == {1}
 
 
 def test_shards_are_copied_at_the_same_time(
-    remote: Remote, of_kind: Section, monkeypatch: pytest.MonkeyPatch
+    remote: Remote, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader waits for a shard that it needs and not for others."""
-    images = open_images(of_kind(ADDRESS), "train")
+    images = opened(ADDRESS)
     both, stream = threading.Barrier(2), remote.open_input_stream
 
     def meet(path: str) -> Any:
@@ -480,8 +471,8 @@ def _read_all(images: Any) -> None:
         images[index]
 
 
-def test_processes_share_the_copies(remote: Remote, of_kind: Section, of_both: Path) -> None:
-    images = open_images(of_kind(ADDRESS), "train")
+def test_processes_share_the_copies(remote: Remote, opened: Opened, of_both: Path) -> None:
+    images = opened(ADDRESS)
     images[0]
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_read_all, args=(images,)) for _ in range(3)]
@@ -499,9 +490,9 @@ def test_processes_share_the_copies(remote: Remote, of_kind: Section, of_both: P
 @pytest.mark.parametrize(
     "fault", ["damaged", FileNotFoundError(2, "not there"), OSError("AWS Error NETWORK_CONNECTION")]
 )
-def test_tries_again(fault: Any, remote: Remote, kind: str, of_kind: Section) -> None:
+def test_tries_again(fault: Any, remote: Remote, kind: str, opened: Opened) -> None:
     remote.faults[name(kind, 2)] = [fault] * 3
-    images = open_images(of_kind(ADDRESS), "train")
+    images = opened(ADDRESS)
     assert images[23]
     assert remote.asked[name(kind, 2)] == 4
 
@@ -515,10 +506,10 @@ def test_tries_again(fault: Any, remote: Remote, kind: str, of_kind: Section) ->
     ],
 )
 def test_gives_a_shard_up_once(
-    fault: Any, problem: str, remote: Remote, kind: str, of_kind: Section
+    fault: Any, problem: str, remote: Remote, kind: str, opened: Opened
 ) -> None:
     remote.faults[name(kind, 2)] = [fault] * 9
-    images = open_images(of_kind(ADDRESS, unreadable="skip"), "train")
+    images = opened(ADDRESS, unreadable="skip")
     for _ in range(2):
         with pytest.raises(UnreadableImage, match=problem) as caught:
             images[23]
@@ -530,15 +521,14 @@ def test_gives_a_shard_up_once(
 @pytest.mark.fault
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_storage_that_does_not_answer_ends_the_run(
-    workers: int, remote: Remote, kind: str, of_kind: Section
+    workers: int, remote: Remote, kind: str, opened: Opened
 ) -> None:
     """Though unreadable images are skipped: nothing is left out that is there."""
     remote.faults[name(kind, 2)] = [OSError("AWS Error NETWORK_CONNECTION: no route")] * 99
-    data = of_kind(ADDRESS, unreadable="skip")
-    images = open_images(data, "train")
-    assert isinstance(images, Skipping)
+    images = opened(ADDRESS, unreadable="skip")
+    assert isinstance(images, SkipUnreadable)
     loader = FixedLoader(FixedViews(images, ToTensor()), 8, workers)
-    with pytest.raises(StorageAway, match=rf"^{ADDRESS}/{name(kind, 2)}: AWS Error.*") as e:
+    with pytest.raises(StorageUnavailable, match=rf"^{ADDRESS}/{name(kind, 2)}: AWS Error.*") as e:
         list(loader)
     assert "\n" not in str(e.value)
     assert "tried 4 times" in str(e.value)
@@ -549,56 +539,51 @@ def test_a_storage_that_does_not_answer_ends_the_run(
 
 
 @pytest.mark.fault
-def test_errors_at_the_start(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = stand_in(shards, tmp_path, monkeypatch)
+def test_errors_at_the_start(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = stand_in(shards, monkeypatch)
     remote.faults["index.json"] = [OSError("AWS Error ACCESS_DENIED: who are you?")]
-    with pytest.raises(ConfigError, match=r"ACCESS_DENIED.*credentials") as caught:
-        open_images(section(ADDRESS), "train")
-    assert caught.value.key == "data.train_path"
+    assert refused_mds(r"ACCESS_DENIED.*credentials", ADDRESS).key == "data.train_path"
     (shards / "index.json").unlink()
-    with pytest.raises(ConfigError, match=r"no index.json there"):
-        open_images(section(ADDRESS), "train")
+    refused_mds(r"no index.json there", ADDRESS)
 
 
-def test_another_scheme(of_kind: Section) -> None:
-    with pytest.raises(ConfigError, match=r"only s3:// and gs://"):
-        open_images(of_kind("ftp://bucket/images"), "train")
+def test_another_scheme(kind: str) -> None:
+    making.refused(r"only s3:// and gs://", "ftp://bucket/images", format=kind)
 
 
-def test_without_pyarrow(of_kind: Section, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install 'solo-ext\[streaming\]'"):
-        open_images(of_kind(ADDRESS), "train")
+    making.refused(r"pip install 'solo-ext\[streaming\]'", ADDRESS, format=kind)
 
 
 # Copies.
 
 
 def test_room_for_some(
-    remote: Remote, kind: str, of_kind: Section, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: Remote, kind: str, opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that were not read for longest make room; nothing is lost."""
     size = max(file.stat().st_size for file in remote.root.glob("shard.*"))
     monkeypatch.setitem(sharded._UNITS, "mb", 4 * size)
-    cache = str(tmp_path / "cache" / "shards")
-    settings = {"cache_limit": "1mb", "shuffle_shards": 2, "cache_dir": cache}
-    images = open_images(of_kind(ADDRESS, streaming=settings), "train")
+    settings = {"cache_limit": "1mb", "shuffle_shards": 2, "cache_dir": str(cache / "shards")}
+    images = opened(ADDRESS, streaming=settings)
     for index in range(COUNT):
         assert images[index]
         # The first is read all the time.
         assert images[0]
-        assert len(copies(tmp_path)) <= 4
+        assert len(copies(cache)) <= 4
     assert remote.asked[name(kind, 0)] == 1
-    assert [file.name[9:11] for file in copies(tmp_path)] == ["00", "03", "04", "05"]
-    with pytest.raises(ConfigError, match="raise the limit, or shuffle fewer shards") as caught:
-        open_images(of_kind(ADDRESS, streaming={**settings, "shuffle_shards": 3}), "train")
-    assert caught.value.key == "data.streaming.cache_limit"
+    assert [file.name[9:11] for file in copies(cache)] == ["00", "03", "04", "05"]
+    more = {**settings, "shuffle_shards": 3}
+    problem = "raise the limit, or shuffle fewer shards"
+    error = making.refused(problem, ADDRESS, format=kind, streaming=more)
+    assert error.key == "data.streaming.cache_limit"
 
 
 @pytest.mark.fault
-def test_copies_that_a_killed_process_left(remote: Remote, kind: str, of_kind: Section) -> None:
+def test_copies_that_a_killed_process_left(remote: Remote, kind: str, opened: Opened) -> None:
     """Half a download is removed, and half a copy downloaded anew."""
-    images: Any = open_images(of_kind(ADDRESS), "train")
+    images = opened(ADDRESS)
     images[23], images[33]
     folder = images.storage.folder
     left = folder / f".{name(kind, 4)}.elsewhere-1.saving"
@@ -611,16 +596,14 @@ def test_copies_that_a_killed_process_left(remote: Remote, kind: str, of_kind: S
     assert remote.asked[name(kind, 2)] == 2
 
 
-def test_another_index_at_the_same_address(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(shards, tmp_path, monkeypatch)
-    before = open_images(section(ADDRESS), "train")
+def test_another_index_at_the_same_address(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(shards, monkeypatch)
+    before = opened_mds(ADDRESS)
     first, target = name_of(before, 0), before[0][1]
     folder = making.write_folder(shards.parent / "new", list(map(making.png, range(100, 104))))
     shutil.rmtree(shards)
-    convert(open_images(making.section(folder), "train"), shards)
-    after = open_images(section(ADDRESS), "train")
+    convert(making.opened(folder), shards)
+    after = opened_mds(ADDRESS)
     assert name_of(after, 0) == first
     assert sorted(pixel(after[i][0]) for i in range(4)) == [100, 101, 102, 103]
     assert before[0][1] == target

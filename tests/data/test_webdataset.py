@@ -5,6 +5,7 @@ How their samples are read and ordered, and how tars are copied, is in ``test_st
 
 from __future__ import annotations
 
+import functools
 import gzip
 import pickle
 import shutil
@@ -15,12 +16,10 @@ from typing import Any
 
 import pytest
 
-from solo_ext.config.schema import Images
-from solo_ext.core.errors import ConfigError
 from solo_ext.data import shards as sharded
 from solo_ext.data import webdataset
-from solo_ext.data.images import class_names, images_fingerprint, open_images
-from solo_ext.data.reading import Skipping, targets_of
+from solo_ext.data.images import class_names, images_fingerprint
+from solo_ext.data.reading import SkipUnreadable, targets_of
 from tests.data import making
 from tests.data.test_streaming import ADDRESS, Remote, stand_in
 from tests.mounts import fill, small_disk
@@ -29,14 +28,8 @@ EACH = 4
 NAMES = [f"train-{number:03}.tar" for number in range(3)]
 
 
-def section(path: Path | str, **given: Any) -> Images:
-    return making.section(path, format="webdataset", **given)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SOLO_EXT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+opened = functools.partial(making.opened, format="webdataset")
+refused = functools.partial(making.refused, format="webdataset")
 
 
 def sample(level: int) -> dict[str, bytes]:
@@ -56,22 +49,6 @@ def levels(images: Any) -> list[int]:
     return [images[i][0].getpixel((0, 0))[0] for i in range(len(images))]
 
 
-def test_the_images_of_class_folders(tmp_path: Path) -> None:
-    """In the same order, so that they are the same data set."""
-    files = list(map(making.png, range(12)))
-    folder = open_images(making.section(making.write_folder(tmp_path / "folder", files)), "train")
-    samples = [{"cls": b"ab"[i // 6 : i // 6 + 1] + b"\n", "png": files[i]} for i in range(12)]
-    for number in (0, 1):
-        own = samples[number * 6 : (number + 1) * 6]
-        making.write_tar(tmp_path / "tars" / f"{number}.tar", own)
-    images: Any = open_images(section(tmp_path / "tars"), "train")
-    assert [(p.tobytes(), t) for p, t in images] == [
-        (folder[i][0].tobytes(), folder[i][1]) for i in range(12)
-    ]
-    assert class_names(images) == class_names(folder)
-    assert images.targets.tolist() == targets_of(folder)
-
-
 @pytest.mark.parametrize(
     ("name", "found"),
     [
@@ -85,9 +62,9 @@ def test_the_images_of_class_folders(tmp_path: Path) -> None:
 def test_paths(name: str, found: range, tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tars / "val-000.txt").write_text("no tar")
     (tars / "._train-000.tar").write_text("of a Mac")
-    assert levels(open_images(section(tars / name), "train")) == list(found)
+    assert levels(opened(tars / name)) == list(found)
     monkeypatch.chdir(tars)
-    assert levels(open_images(section(name or "."), "train")) == list(found)
+    assert levels(opened(name or ".")) == list(found)
 
 
 # Which files are samples.
@@ -95,33 +72,29 @@ def test_paths(name: str, found: range, tars: Path, monkeypatch: pytest.MonkeyPa
 
 def test_files_of_a_sample(tmp_path: Path) -> None:
     """As WebDataset groups them: by the name up to the first dot, one after another."""
-    images: Any = open_images(
-        section(
-            making.tar_of(
-                tmp_path / "one.tar",
-                ("README", b"no extension"),
-                ("._a.jpg", b"of a Mac"),
-                ("x.y/a.json", b'{"label": 2}'),
-                ("x.y/a.seg.png", making.png(90)),
-                ("x.y/a.PNG", making.png(0)),
-                ("b.png", making.png(1)),
-                ("b.cls", b" 5\n"),
-                ("b.json", b'{"label": 3}'),
-                ("nothing.cls", b"7"),
-                ("a.png", making.png(2)),
-                ("c.cls", b"0"),
-                ("c.webp", b"another"),
-                ("c.jpg", making.png(3)),
-                ("d.jpeg", making.png(4)),
-                ("d.json", b'["label"]'),
-                ("e.jpg", making.png(5)),
-                ("e.json", b"{"),
-                ("f.jpg", making.png(6)),
-                ("f.json", b'{"label": [1]}'),
-            )
-        ),
-        "train",
+    path = making.tar_of(
+        tmp_path / "one.tar",
+        ("README", b"no extension"),
+        ("._a.jpg", b"of a Mac"),
+        ("x.y/a.json", b'{"label": 2}'),
+        ("x.y/a.seg.png", making.png(90)),
+        ("x.y/a.PNG", making.png(0)),
+        ("b.png", making.png(1)),
+        ("b.cls", b" 5\n"),
+        ("b.json", b'{"label": 3}'),
+        ("nothing.cls", b"7"),
+        ("a.png", making.png(2)),
+        ("c.cls", b"0"),
+        ("c.webp", b"another"),
+        ("c.jpg", making.png(3)),
+        ("d.jpeg", making.png(4)),
+        ("d.json", b'["label"]'),
+        ("e.jpg", making.png(5)),
+        ("e.json", b"{"),
+        ("f.jpg", making.png(6)),
+        ("f.json", b'{"label": [1]}'),
     )
+    images = opened(path)
     assert levels(images) == list(range(7))
     assert images.targets.tolist() == [2, 5, -1, 0, -1, -1, -1]
     assert class_names(images) == [str(i) for i in range(6)]
@@ -139,7 +112,7 @@ def test_chosen_files(tmp_path: Path) -> None:
     )
 
     def of(**chosen: str) -> tuple[list[int], list[int], list[str]]:
-        images: Any = open_images(section(path, streaming=chosen), "train")
+        images = opened(path, streaming=chosen)
         return levels(images), images.targets.tolist(), class_names(images)
 
     assert of() == ([90], [0], ["0"])
@@ -161,17 +134,14 @@ def test_chosen_files(tmp_path: Path) -> None:
 )
 def test_without_labels(label: dict[str, bytes], problem: str, tmp_path: Path) -> None:
     making.write_tar(tmp_path / "tars" / "one.tar", [{"png": making.png(5), **label}])
-    with pytest.raises(ConfigError, match=problem) as caught:
-        open_images(section(tmp_path / "tars"), "train")
-    assert caught.value.key == "data.streaming.label"
-    images = open_images(section(tmp_path / "tars", no_labels=True), "train")
+    assert refused(problem, tmp_path / "tars").key == "data.streaming.label"
+    images = opened(tmp_path / "tars", no_labels=True)
     assert (levels(images), targets_of(images)) == ([5], [-1])
 
 
 def test_no_image(tmp_path: Path) -> None:
     making.write_tar(tmp_path / "tars" / "one.tar", [{"txt": b"a"}])
-    with pytest.raises(ConfigError, match=r"no image in the tars of .*; name one of jpg, jpeg"):
-        open_images(section(tmp_path / "tars"), "train")
+    refused(r"no image in the tars of .*; name one of jpg, jpeg", tmp_path / "tars")
 
 
 # Files from elsewhere.
@@ -194,7 +164,7 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
             member.type, member.linkname = kind, str(tmp_path / "secret.png")
             tar.addfile(member)
     before = sorted(tmp_path.rglob("*"))
-    assert levels(open_images(section(tmp_path / "tars"), "train")) == [0, 1, 2, 3]
+    assert levels(opened(tmp_path / "tars")) == [0, 1, 2, 3]
     left = {p for p in tmp_path.rglob("*") if p.relative_to(tmp_path).parts[0] != "cache"}
     assert sorted(left) == before
 
@@ -246,21 +216,19 @@ def test_a_damaged_tar(how: str, tars: Path, caplog: pytest.LogCaptureFixture) -
     file = tars / NAMES[1]
     content = file.read_bytes()
     file.write_bytes(make(content))
-    with pytest.raises(ConfigError, match=f"a tar cannot be read: {NAMES[1]}, .*({problem}).*skip"):
-        open_images(section(tars), "train")
+    refused(f"a tar cannot be read: {NAMES[1]}, .*({problem}).*skip", tars)
     for _ in range(2):
-        images = open_images(section(tars, unreadable="skip"), "train")
-        assert isinstance(images, Skipping)
+        images = opened(tars, unreadable="skip")
+        assert isinstance(images, SkipUnreadable)
         held = levels(images)
         # A sample before the damage may have had more files.
         assert held == [*range(4), *range(4, 4 + left), *range(8, 12)]
         assert targets_of(images) == [level % 3 for level in held]
         assert NAMES[1] in caplog.text
         caplog.clear()
-    with pytest.raises(ConfigError, match=problem):
-        open_images(section(tars), "train")
+    refused(problem, tars)
     file.write_bytes(content)
-    assert levels(open_images(section(tars), "train")) == list(range(12))
+    assert levels(opened(tars)) == list(range(12))
     assert not caplog.text
 
 
@@ -270,12 +238,10 @@ def test_a_tar_that_is_not_there(tars: Path) -> None:
     (tars / NAMES[0]).write_bytes(b"")
     # Said before the others are gone through: the first of these is damaged.
     absent = r"'train-003.tar' is not there .1 of 4 tars are not.; give a folder .*unreadable=skip"
-    with pytest.raises(ConfigError, match=absent):
-        open_images(section(path), "train")
-    assert levels(open_images(section(path, unreadable="skip"), "train")) == list(range(4, 12))
+    refused(absent, path)
+    assert levels(opened(path, unreadable="skip")) == list(range(4, 12))
     (tars / "train-003.tar").symlink_to("nowhere")
-    with pytest.raises(ConfigError, match=absent):
-        open_images(section(tars), "train")
+    refused(absent, tars)
 
 
 FOLDER = "give a folder of .tar files, or `[^`]*`"
@@ -298,17 +264,15 @@ FOLDER = "give a folder of .tar files, or `[^`]*`"
 def test_mistakes(name: str, problem: str, unreadable: str, tars: Path) -> None:
     (tars / "list.txt").write_text("train-000.tar")
     (tars / "empty").mkdir()
-    with pytest.raises(ConfigError, match=problem):
-        open_images(section(tars / name, unreadable=unreadable), "train")
+    refused(problem, tars / name, unreadable=unreadable)
 
 
 @pytest.mark.parametrize("name", ["train.tar.gz", "train.tgz", "train.tar.zst"])
 def test_compressed_tars(name: str, tars: Path) -> None:
     (tars / name).write_bytes(b"packed")
     for path in (tars, tars / name):
-        with pytest.raises(ConfigError, match=f"'{name}' is compressed as a whole.*plain .tar"):
-            open_images(section(path), "train")
-    assert levels(open_images(section(tars / "train-{000..002}.tar"), "train")) == list(range(12))
+        refused(f"'{name}' is compressed as a whole.*plain .tar", path)
+    assert levels(opened(tars / "train-{000..002}.tar")) == list(range(12))
 
 
 # The index.
@@ -329,17 +293,17 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_tars_are_gone_through_once(tars: Path, seen: list[str], cache: Path) -> None:
-    images = open_images(section(tars), "train")
+    images = opened(tars)
     assert seen == NAMES
-    assert levels(open_images(section(tars), "val")) == levels(images)
-    assert levels(open_images(section(tars, no_labels=True), "train")) == levels(images)
+    assert levels(opened(tars, split="val")) == levels(images)
+    assert levels(opened(tars, no_labels=True)) == levels(images)
     assert seen == NAMES
     kept = sorted(file.name for file in cache.rglob("*.*"))
     assert kept == ["about.json", "index.lock", "places.npy", "targets.npy"]
     # Another tar of the same name and size, and one more.
     shutil.copy(tars / NAMES[0], tars / NAMES[1])
     making.write_tar(tars / "train-003.tar", [sample(20)])
-    assert levels(open_images(section(tars), "train")) == [*range(4), *range(4), *range(8, 12), 20]
+    assert levels(opened(tars)) == [*range(4), *range(4), *range(8, 12), 20]
     assert seen == [*NAMES, *NAMES, "train-003.tar"]
 
 
@@ -357,22 +321,22 @@ def test_goes_on_where_it_ended(
     with monkeypatch.context() as killed:
         killed.setattr(webdataset, "_part", end)
         with pytest.raises(KeyboardInterrupt):
-            open_images(section(tars), "train")
+            opened(tars)
     assert seen == NAMES[:2]
     making.write_tar(tars / NAMES[0], [sample(level) for level in (20, 21, 22, 23)])
     # Another run, of some of them, takes nothing away.
-    open_images(section(tars / NAMES[2]), "train")
-    images = open_images(section(tars), "train")
+    opened(tars / NAMES[2])
+    images = opened(tars)
     assert seen == [*NAMES[:2], NAMES[2], NAMES[0], NAMES[2]]
     assert levels(images) == [*range(20, 24), *range(4, 12)]
 
 
 @pytest.mark.parametrize("name", ["about.json", "places.npy", "targets.npy"])
 def test_an_index_that_is_not_whole(name: str, tars: Path, seen: list[str], cache: Path) -> None:
-    open_images(section(tars), "train")
+    opened(tars)
     (file,) = cache.rglob(name)
     file.write_bytes(file.read_bytes()[:-3])
-    assert levels(open_images(section(tars), "train")) == list(range(12))
+    assert levels(opened(tars)) == list(range(12))
     assert seen == 2 * NAMES
 
 
@@ -380,38 +344,37 @@ def test_an_index_that_is_not_whole(name: str, tars: Path, seen: list[str], cach
 def test_no_tar_is_whole(tars: Path) -> None:
     for name in NAMES:
         (tars / name).write_bytes(b"no tar")
-    with pytest.raises(ConfigError, match=f"no tar can be read; the first: {NAMES[0]}"):
-        open_images(section(tars, unreadable="skip"), "train")
+    refused(f"no tar can be read; the first: {NAMES[0]}", tars, unreadable="skip")
 
 
 @pytest.mark.fault
 def test_a_cache_that_cannot_be_written(tars: Path, cache: Path) -> None:
     """It is not the tars that are at fault."""
     cache.write_text("a file")
-    with pytest.raises(ConfigError, match=r"cannot be written: Not a directory; name a") as caught:
-        open_images(section(tars), "train")
-    assert caught.value.key == "data.streaming.cache_dir"
+    errors = [refused("cannot be written: Not a directory; name a", tars)]
     with small_disk(tars.parent / "disk", "size=4k") as disk:
         fill(disk)
-        with pytest.raises(ConfigError, match="cannot be written: No space left") as caught:
-            open_images(section(tars, streaming={"cache_dir": str(disk)}), "train")
-    assert caught.value.key == "data.streaming.cache_dir"
+        settings = {"cache_dir": str(disk)}
+        errors.append(refused("cannot be written: No space left", tars, streaming=settings))
+    assert {error.key for error in errors} == {"data.streaming.cache_dir"}
 
 
 @pytest.mark.fault
 def test_an_index_that_is_removed_while_a_run_trains(tars: Path, cache: Path) -> None:
     """As a new worker finds it."""
-    images = open_images(section(tars), "train")
+    images = opened(tars)
     shutil.rmtree(cache)
-    with pytest.raises(sharded.StorageAway, match="the index of the tars is gone; the next start"):
+    with pytest.raises(
+        sharded.StorageUnavailable, match="the index of the tars is gone; the next start"
+    ):
         images[0]
 
 
 def test_fingerprints(tars: Path, tmp_path: Path) -> None:
     """Of the images, their order and labels; wherever they are."""
-    images = open_images(section(tars), "train")
+    images = opened(tars)
     elsewhere = shutil.copytree(tars, tmp_path / "elsewhere", copy_function=shutil.copyfile)
-    other = open_images(section(elsewhere), "train")
+    other = opened(elsewhere)
     assert images_fingerprint(images) == images_fingerprint(other) is not None
     assert images_fingerprint(images, by_name=True) == images_fingerprint(other, by_name=True)
     file = elsewhere / NAMES[0]
@@ -420,7 +383,7 @@ def test_fingerprints(tars: Path, tmp_path: Path) -> None:
     assert content[1536:1537] == b"0"
     content[1536:1537] = b"1"
     file.write_bytes(content)
-    changed = open_images(section(elsewhere), "train")
+    changed = opened(elsewhere)
     assert images_fingerprint(changed, by_name=True) != images_fingerprint(images, by_name=True)
 
 
@@ -429,7 +392,7 @@ def test_what_a_process_is_sent_does_not_grow_with_the_images(tmp_path: Path) ->
     for count in (10, 1000):
         path = tmp_path / str(count) / "one.tar"
         making.write_tar(path, [sample(i % 256) for i in range(count)])
-        images: Any = open_images(section(path.parent), "train")
+        images = opened(path.parent)
         images[3]
         sent = pickle.dumps(images)
         sizes.append(len(sent))
@@ -439,7 +402,7 @@ def test_what_a_process_is_sent_does_not_grow_with_the_images(tmp_path: Path) ->
 
 def test_another_tar_while_it_is_read(tars: Path) -> None:
     """Of the same bytes, whose images are elsewhere."""
-    images = open_images(section(tars), "train")
+    images = opened(tars)
     making.write_tar(tars / NAMES[0], [{"cls": b"0", "png": making.png(1)}] * EACH)
     with pytest.raises(Exception, match="it is not as it was indexed"):
         images[1]
@@ -450,8 +413,8 @@ def test_another_tar_while_it_is_read(tars: Path) -> None:
 
 
 @pytest.fixture
-def remote(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
-    return stand_in(tars, tmp_path, monkeypatch)
+def remote(tars: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    return stand_in(tars, monkeypatch)
 
 
 def test_tars_of_a_storage_are_downloaded_once(
@@ -460,10 +423,10 @@ def test_tars_of_a_storage_are_downloaded_once(
     for folder in (tmp_path, cache):
         # Wherever a run is started.
         monkeypatch.chdir(folder)
-        assert levels(open_images(section(ADDRESS), "train")) == list(range(12))
+        assert levels(opened(ADDRESS)) == list(range(12))
     assert remote.asked == dict.fromkeys(NAMES, 1)
     names = f"{ADDRESS}/train-{{001..002}}.tar"
-    assert levels(open_images(section(names), "train")) == list(range(4, 12))
+    assert levels(opened(names)) == list(range(4, 12))
 
 
 def test_with_less_room_than_all_take(
@@ -473,7 +436,7 @@ def test_with_less_room_than_all_take(
         making.write_tar(remote.root / f"train-{number:03}.tar", [sample(4 * number)])
     monkeypatch.setitem(sharded._UNITS, "mb", 3 * 10240)
     settings = {"cache_limit": "1mb", "shuffle_shards": 1}
-    images = open_images(section(ADDRESS, streaming=settings), "train")
+    images = opened(ADDRESS, streaming=settings)
     assert len(list(cache.rglob("train-*.tar"))) == 3
     assert levels(images) == [*range(13), 16, 20]
 
@@ -481,19 +444,18 @@ def test_with_less_room_than_all_take(
 @pytest.mark.fault
 def test_goes_on_when_the_storage_is_back(remote: Remote) -> None:
     remote.faults[NAMES[2]] = [OSError("AWS Error NETWORK_CONNECTION")] * 4
-    with pytest.raises(sharded.StorageAway, match=r"train-002.tar: .*tried 4 times"):
-        open_images(section(ADDRESS, unreadable="skip"), "train")
-    assert levels(open_images(section(ADDRESS), "train")) == list(range(12))
+    with pytest.raises(sharded.StorageUnavailable, match=r"train-002.tar: .*tried 4 times"):
+        opened(ADDRESS, unreadable="skip")
+    assert levels(opened(ADDRESS)) == list(range(12))
     assert remote.asked == {NAMES[0]: 1, NAMES[1]: 1, NAMES[2]: 5}
 
 
 @pytest.mark.fault
 def test_a_tar_that_its_storage_has_lost(remote: Remote) -> None:
     remote.faults[NAMES[1]] = [FileNotFoundError(2, "not there")] * 8
-    with pytest.raises(ConfigError, match=r"train-001.tar, the shard is not there .tried 4 times"):
-        open_images(section(ADDRESS), "train")
-    images = open_images(section(ADDRESS, unreadable="skip"), "train")
+    refused(r"train-001.tar, the shard is not there .tried 4 times", ADDRESS)
+    images = opened(ADDRESS, unreadable="skip")
     assert levels(images) == [*range(4), *range(8, 12)]
     assert remote.asked == {NAMES[0]: 1, NAMES[1]: 8, NAMES[2]: 1}
     # It is there again.
-    assert levels(open_images(section(ADDRESS), "train")) == list(range(12))
+    assert levels(opened(ADDRESS)) == list(range(12))

@@ -1,16 +1,60 @@
-"""Tests of the patches: with each, and with the host's own code back."""
+"""Runs that are watched, and the patches: with each, and with the host's own code back."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 from solo_ext.host import Host, detect
 from solo_ext.host.patches import PATCHES
 
 Without = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def the_loss(method: Any, loss: Tensor) -> float:
+    return float(loss)
+
+
+class Interrupted(Exception):
+    """The process is stopped."""
+
+
+class Watch(Callback):
+    """Notes ``read(method, loss)`` at every batch; stops before optimiser step ``stop``.
+
+    Callbacks come before a method's own ``on_train_batch_end``: what is noted there is what the
+    method is about to use. ``before`` and ``state`` are those of the run's start and end.
+    """
+
+    def __init__(
+        self, read: Callable[[Any, Tensor], Any] = the_loss, stop: int | None = None
+    ) -> None:
+        self.read, self.stop = read, stop
+        self.seen: list[Any] = []
+        self.metrics: dict[str, float] = {}
+        self.before: dict[str, Tensor] = {}
+        self.state: dict[str, Tensor] = {}
+        self.method: Any = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.method = pl_module
+        self.before = {k: v.clone() for k, v in pl_module.state_dict().items()}
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step == self.stop:
+            raise Interrupted
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        self.seen.append(self.read(pl_module, outputs["loss"].detach()))
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
+        self.state = {k: v.clone() for k, v in pl_module.state_dict().items()}
 
 
 @contextlib.contextmanager
@@ -51,7 +95,7 @@ def without(loaded: Host, request: pytest.FixtureRequest) -> Iterator[Without]:
 
     failed = request.session.testsfailed
     yield block
-    if patch.changes_numbers:
+    if patch.changes_results:
         patch.remove()
     if request.session.testsfailed == failed:
         assert used, f"the test of {name!r} never looked at the host's own code"

@@ -28,8 +28,12 @@ def forward(backbone: nn.Module, side: int) -> Tensor:
     return features
 
 
-def build(name: str, kwargs: dict[str, Any], dataset: str = "custom") -> tuple[nn.Module, int]:
-    return build_backbone(BackboneTable(), name, kwargs, method="simclr", dataset=dataset)
+def build(
+    name: str, kwargs: dict[str, Any], table: Any = None, dataset: str = "custom"
+) -> tuple[nn.Module, int]:
+    """By timm's models, or by a host's table."""
+    table = BackboneTable() if table is None else table
+    return build_backbone(table, name, kwargs, method="simclr", dataset=dataset)
 
 
 def test_a_method_is_built_on_a_timm_model(loaded: Host, make_config: Any) -> None:
@@ -59,9 +63,7 @@ def test_features_are_of_the_stated_size(loaded: Host, name: str, width: int) ->
     kwargs = small_image_kwargs(name, {}, 32)
     if not is_timm(name):
         kwargs = {"img_size": 32, **({"patch_size": 8} if "vit" in name else {"window_size": 4})}
-    backbone, features = build_backbone(
-        loaded.backbones, name, kwargs, method="simclr", dataset="custom"
-    )
+    backbone, features = build(name, kwargs, loaded.backbones)
     assert features == backbone.num_features == width
     assert forward(backbone, 32).shape == (2, width)
 
@@ -136,9 +138,7 @@ def test_the_hosts_resnet_has_the_stem_of_its_data_set(
     loaded: Host, make_config: Any, dataset: str, stem: tuple[tuple[int, int], ...], pooled: bool
 ) -> None:
     """The seam's function and the method of the host itself build the same network."""
-    built, features = build_backbone(
-        loaded.backbones, "resnet18", {}, method="simclr", dataset=dataset
-    )
+    built, features = build("resnet18", {}, loaded.backbones, dataset)
     prepared = prepare(make_config("simclr", backbone={"name": "resnet18", "kwargs": {}}))
     cfg = copy.deepcopy(prepared.cfg)
     cfg.backbone.kwargs = {}
@@ -193,9 +193,7 @@ def test_lists_of_yaml_become_tuples_and_given_classes_are_kept() -> None:
 @pytest.mark.parametrize("name", ["timm/resnet10t", "timm/vit_tiny_patch16_224", "resnet18"])
 def test_an_argument_that_the_model_does_not_take_is_refused(loaded: Host, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build_backbone(
-            loaded.backbones, name, {"no_such_argument": 1}, method="simclr", dataset="custom"
-        )
+        build(name, {"no_such_argument": 1}, loaded.backbones)
     assert caught.value.key == "backbone.kwargs"
     assert "no_such_argument" in str(caught.value)
     assert name.removeprefix("timm/") in str(caught.value)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from PIL import Image
 
 from solo_ext.config.schema import DALI, Images, RunConfig
@@ -21,17 +20,15 @@ from solo_ext.data.reading import targets_of
 from solo_ext.host.dali_loader import DALILoader, check_dali
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import Prepared, prepare
-from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.pretrain import pretrain
+from tests.lab.training.same_run import assert_resumes
 
 pytest.importorskip("nvidia.dali")
 MakeConfig = Callable[..., dict[str, Any]]
+Make = Callable[..., Prepared]
 CPU = {"device": "cpu"}
 COUNT, BATCH = 25, 4
 TWO = [{"crop_size": 16, "num_crops": 2}]
-
-
-def grey(number: int) -> int:
-    return 10 * number
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +39,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for place, number in enumerate(numbers):
         folder = root / "cab"[place % 3]
         folder.mkdir(exist_ok=True)
-        Image.new("RGB", (20, 18), (grey(number),) * 3).save(folder / f"x{number:02d}.jpg")
+        Image.new("RGB", (20, 18), (10 * number,) * 3).save(folder / f"x{number:02d}.jpg")
     (root / "a" / "notes.txt").write_text("no image")
     (root / ".hidden").write_text("no folder")
     return root
 
 
 @pytest.fixture
-def make(make_config: MakeConfig, folder: Path) -> Callable[..., Prepared]:
-    def build(method: str = "simclr", **changes: Any) -> Prepared:
+def settings(make_config: MakeConfig, folder: Path) -> MakeConfig:
+    def build(method: str = "simclr", **changes: Any) -> dict[str, Any]:
         given: dict[str, Any] = {
             "dali": CPU,
             "optimizer": {"batch_size": BATCH},
@@ -60,20 +57,30 @@ def make(make_config: MakeConfig, folder: Path) -> Callable[..., Prepared]:
             ],
         }
         data = {"train_path": str(folder), "format": "dali", **changes.pop("data", {})}
-        return prepare(make_config(method, data=data, **{**given, **changes}))
+        return make_config(method, data=data, **{**given, **changes})
 
     return build
+
+
+@pytest.fixture
+def make(settings: MakeConfig) -> Make:
+    return lambda *args, **changes: prepare(settings(*args, **changes))
 
 
 def loader(prepared: Prepared) -> DALILoader:
     return DALILoader(prepared.run, prepared.train)
 
 
-def numbers_seen(crop: torch.Tensor) -> list[int]:
-    """What the files of these crops are called, by their grey."""
+def stems(prepared: Prepared) -> list[str]:
+    """Names of the files in the order of the images."""
+    return [Path(file).stem for file in files_of(prepared.train)]
+
+
+def stems_seen(crop: torch.Tensor) -> list[str]:
+    """Names of the files of these crops, by their grey."""
     mean, std = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225))
     levels = (crop.mean((2, 3)) * std + mean).mean(1) * 255
-    return (levels / 10).round().int().tolist()
+    return [f"x{number:02d}" for number in (levels / 10).round().int().tolist()]
 
 
 def same(one: list[Any], two: list[Any]) -> bool:
@@ -83,9 +90,9 @@ def same(one: list[Any], two: list[Any]) -> bool:
     )
 
 
-def test_batches_are_the_files_that_their_indices_name(make: Callable[..., Prepared]) -> None:
+def test_batches_are_the_files_that_their_indices_name(make: Make) -> None:
     prepared = make()
-    names = [Path(file).stem for file in files_of(prepared.train)]
+    names = stems(prepared)
     targets = list(targets_of(prepared.train))
     assert len(names) == COUNT
     assert all(name.startswith("x") for name in names)
@@ -95,16 +102,14 @@ def test_batches_are_the_files_that_their_indices_name(make: Callable[..., Prepa
         assert indices.dtype == labels.dtype == torch.int64
         assert [tuple(crop.shape[1:]) for crop in crops] == [(3, 16, 16)] * 2 + [(3, 8, 8)]
         for crop in crops:
-            assert [f"x{n:02d}" for n in numbers_seen(crop)] == [names[i] for i in indices]
+            assert stems_seen(crop) == [names[i] for i in indices]
         assert labels.tolist() == [targets[i] for i in indices]
     seen = torch.cat([batch[0] for batch in found])
     assert len(seen.unique()) == len(seen) == COUNT // BATCH * BATCH
 
 
 @pytest.mark.parametrize("fraction", [-1, 0.5])
-def test_order_is_that_of_the_ordinary_loader(
-    make: Callable[..., Prepared], fraction: float
-) -> None:
+def test_order_is_that_of_the_ordinary_loader(make: Make, fraction: float) -> None:
     prepared = make(data={"fraction": fraction})
     ours, ordinary = loader(prepared), pretrain_loader(prepared.run, prepared.train)
     orders = []
@@ -116,7 +121,7 @@ def test_order_is_that_of_the_ordinary_loader(
     assert orders[0] != orders[1]
 
 
-def test_same_seed_same_batches(make: Callable[..., Prepared]) -> None:
+def test_same_seed_same_batches(make: Make) -> None:
     """Whatever the number of threads; another seed or epoch draws anew."""
     jitter = {"prob": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
     pipeline = {"crop_size": 16, "num_crops": 2, "color_jitter": jitter}
@@ -131,7 +136,7 @@ def test_same_seed_same_batches(make: Callable[..., Prepared]) -> None:
     assert not torch.equal(*first[0][1])
 
 
-def test_an_epoch_cut_short_leaves_the_next_whole(make: Callable[..., Prepared]) -> None:
+def test_an_epoch_cut_short_leaves_the_next_whole(make: Make) -> None:
     cut, whole = loader(make()), loader(make())
     list(itertools.islice(cut, 2))
     for epoch in (1, 2):
@@ -141,7 +146,7 @@ def test_an_epoch_cut_short_leaves_the_next_whole(make: Callable[..., Prepared])
 
 
 @pytest.mark.parametrize("place", [{"epoch": 2, "batches": 0}, {"epoch": 1, "batches": 4}])
-def test_goes_on_from_a_place(make: Callable[..., Prepared], place: dict[str, int]) -> None:
+def test_goes_on_from_a_place(make: Make, place: dict[str, int]) -> None:
     whole, resumed = loader(make()), loader(make())
     whole.sampler.set_epoch(place["epoch"])
     resumed.load_state_dict(place)
@@ -150,9 +155,7 @@ def test_goes_on_from_a_place(make: Callable[..., Prepared], place: dict[str, in
     assert resumed.state_dict() == {"epoch": place["epoch"] + 1, "batches": 0}
 
 
-def test_ranks_share_the_images(
-    make: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_share_the_images(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, seeds = [], []
     for rank in range(3):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
@@ -165,7 +168,7 @@ def test_ranks_share_the_images(
     assert len(seen.unique()) == len(seen)
 
 
-def test_fixed_augmentation_is_the_image(make: Callable[..., Prepared]) -> None:
+def test_fixed_augmentation_is_the_image(make: Make) -> None:
     """Without chance, both hosts give the image at the size of the crop."""
     fixed = {"crop_size": 18, "num_crops": 2, "rrc": {"enabled": False}}
     found = list(loader(make(augmentations=[fixed])))
@@ -175,49 +178,42 @@ def test_fixed_augmentation_is_the_image(make: Callable[..., Prepared]) -> None:
             assert ((a - b).abs() * 0.229 * 255).max() < 2
 
 
-def test_file_list(make: Callable[..., Prepared], folder: Path, tmp_path: Path) -> None:
+def test_file_list(make: Make, folder: Path, tmp_path: Path) -> None:
     files = sorted(folder.glob("*/*.jpg"), reverse=True)
     lines = [f"{file} {file.parent.name}" for file in files]
     (tmp_path / "list.txt").write_text("\n".join(lines))
     prepared = make(data={"train_path": str(tmp_path / "list.txt")})
     assert prepared.run.data.num_classes == 3
     for indices, crops, labels in loader(prepared):
-        assert [f"x{n:02d}" for n in numbers_seen(crops[0])] == [files[i].stem for i in indices]
+        assert stems_seen(crops[0]) == [files[i].stem for i in indices]
         assert labels.tolist() == ["abc".index(files[i].parent.name) for i in indices]
 
 
-def test_no_labels(make: Callable[..., Prepared], folder: Path, tmp_path: Path) -> None:
+def test_no_labels(make: Make, folder: Path, tmp_path: Path) -> None:
     for file in folder.glob("*/*.jpg"):
         shutil.copy(file, tmp_path)
     prepared = make(data={"train_path": str(tmp_path), "no_labels": True})
-    names = [Path(file).stem for file in files_of(prepared.train)]
+    names = stems(prepared)
     for indices, crops, labels in loader(prepared):
-        assert [f"x{n:02d}" for n in numbers_seen(crops[0])] == [names[i] for i in indices]
+        assert stems_seen(crops[0]) == [names[i] for i in indices]
         assert labels.tolist() == [-1] * BATCH
 
 
-class Stop(Callback):
-    """Stops a run before its second epoch."""
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.current_epoch == 1:
-            raise RuntimeError("stopped here")
-
-
-def pcl(make: Callable[..., Prepared], **changes: Any) -> Prepared:
-    kwargs = {"num_prototypes": [5], "warmup_epochs": 0, "queue_size": 8}
-    small = {"head": "v1", "proj_output_dim": 8}
-    return make("pcl", **{"method_kwargs": {**kwargs, **small}, "augmentations": TWO, **changes})
+PCL: dict[str, Any] = {
+    "method_kwargs": {"num_prototypes": [5], "queue_size": 8, "head": "v1"},
+    "augmentations": TWO,
+    "max_epochs": 2,
+}
 
 
-def test_pcl_clusters_the_right_images(make: Callable[..., Prepared], tmp_path: Path) -> None:
+def test_pcl_clusters_the_right_images(make: Make, tmp_path: Path) -> None:
     """Images of like greys share a cluster: the E-step's row is the batch's index."""
-    prepared = pcl(make, max_epochs=2)
+    prepared = make("pcl", **PCL)
     pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
     (checkpoint,) = (tmp_path / "run").glob("*.ckpt")
     state = torch.load(checkpoint, weights_only=True)["state_dict"]
     (clusters,) = state["prototypes.assignments"].tolist()
-    number = [int(Path(file).stem[1:]) for file in files_of(prepared.train)]
+    number = [int(name[1:]) for name in stems(prepared)]
     spread = [
         np.std([n for n, c in zip(number, clusters, strict=True) if c == cluster])
         for cluster in set(clusters)
@@ -227,28 +223,14 @@ def test_pcl_clusters_the_right_images(make: Callable[..., Prepared], tmp_path: 
 
 
 @pytest.mark.parametrize("method", ["simclr", "pcl", "deepclusterv2"])
-def test_resumes_at_the_end_of_an_epoch(
-    make: Callable[..., Prepared], tmp_path: Path, method: str
-) -> None:
+def test_resumes_at_the_end_of_an_epoch(settings: MakeConfig, tmp_path: Path, method: str) -> None:
     """What the run would have been without the stop, DALI's augmentation included."""
-    changes = {"max_epochs": 2, "augmentations": TWO}
-    prepared = pcl(make, **changes) if method == "pcl" else make(method, **changes)
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    pretrain(prepared, run_dir=whole, show_progress=False)
-    with pytest.raises(RuntimeError, match="stopped here"):
-        pretrain(prepared, run_dir=stopped, callbacks=[Stop()], show_progress=False)
-    resume(stopped)
-    weights = []
-    for folder in (whole, stopped):
-        (checkpoint,) = folder.glob("*ep=1.ckpt")
-        weights.append(torch.load(checkpoint, weights_only=True)["state_dict"])
-    for key, value in weights[0].items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(weights[1][key], value, msg=key)
+    changes = PCL if method == "pcl" else {"augmentations": TWO, "max_epochs": 2}
+    assert_resumes(settings(method, **changes), tmp_path, COUNT // BATCH)
 
 
 def test_limited_epochs_are_validated_and_evaluated(
-    make: Callable[..., Prepared], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepared = make(
         data={"val_path": str(folder)},
@@ -272,49 +254,45 @@ def test_limited_epochs_are_validated_and_evaluated(
         evaluate(tmp_path / "run", "knn", {"data": {"format": "h5"}})
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "torchvision's": ({"data": {"dataset": "cifar10"}}, r"data\.dataset='cifar10'.*class folders"),
-    "equalisation": (
+DUMMIES = {"device": "cpu", "encode_indexes_into_labels": False}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("simclr", {"data": {"dataset": "cifar10"}}, r"data\.dataset='cifar10'.*class folders"),
+    (
+        "simclr",
         {"augmentations": [{"crop_size": 8, "num_crops": 2, "equalization": {"prob": 0.1}}]},
         r"augmentations\.0\.equalization\.prob=0\.1.*DALI has no equalisation",
     ),
-    "device": ({"dali": {"device": "tpu"}}, r"dali\.device='tpu'.*cpu"),
-    "key": ({"dali": {"devise": "cpu"}}, r"dali\.devise.*did you mean 'device'"),
-    "batch": ({"optimizer": {"batch_size": 26}}, "25 images per process"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_training(make: Callable[..., Prepared], case: str) -> None:
-    changes, message = REFUSED[case]
-    with pytest.raises(ConfigError, match=message):
-        loader(make(**changes))
-
-
-@pytest.mark.parametrize("method", ["pcl", "deepclusterv2"])
-def test_never_dummy_indices(make: Callable[..., Prepared], method: str) -> None:
-    dummies = {"device": "cpu", "encode_indexes_into_labels": False}
-    with pytest.raises(ConfigError, match=r"encode_indexes_into_labels=false.*set it to true"):
-        make(method, dali=dummies, augmentations=TWO)
-
-
-def test_without_indices_labels_are_true(make: Callable[..., Prepared]) -> None:
-    prepared = make(dali={"device": "cpu", "encode_indexes_into_labels": False})
-    targets = dict(
-        zip(
-            (int(Path(file).stem[1:]) for file in files_of(prepared.train)),
-            targets_of(prepared.train),
-            strict=True,
+    ("simclr", {"dali": {"device": "tpu"}}, r"dali\.device='tpu'.*cpu"),
+    ("simclr", {"dali": {"devise": "cpu"}}, r"dali\.devise.*did you mean 'device'"),
+    ("simclr", {"optimizer": {"batch_size": 26}}, "25 images per process"),
+    *(
+        (
+            method,
+            {"dali": DUMMIES, "augmentations": TWO},
+            "encode_indexes_into_labels=false.*set it to true",
         )
-    )
+        for method in ("pcl", "deepclusterv2")
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "changes", "message"), REFUSED)
+def test_refused_before_training(
+    make: Make, method: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loader(make(method, **changes))
+
+
+def test_without_indices_labels_are_true(make: Make) -> None:
+    prepared = make(dali=DUMMIES)
+    targets = dict(zip(stems(prepared), targets_of(prepared.train), strict=True))
     for indices, crops, labels in loader(prepared):
         assert indices.tolist() == list(range(BATCH))
-        assert labels.tolist() == [targets[n] for n in numbers_seen(crops[0])]
+        assert labels.tolist() == [targets[name] for name in stems_seen(crops[0])]
 
 
-def test_dali_that_is_not_installed(
-    make: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dali_that_is_not_installed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solo_ext.data.dali.dali_installed", lambda: False)
     with pytest.raises(ConfigError, match=r"data\.format='dali'.*dali-cuda12.*dali-cuda13"):
         make()
@@ -322,7 +300,7 @@ def test_dali_that_is_not_installed(
 
 @pytest.mark.parametrize("content", [b"", "half"])
 def test_a_run_names_the_file_that_is_no_image(
-    make: Callable[..., Prepared], folder: Path, tmp_path: Path, content: bytes | str
+    make: Make, folder: Path, tmp_path: Path, content: bytes | str
 ) -> None:
     shutil.copytree(folder, tmp_path / "data")
     bad = tmp_path / "data" / "a" / "broken.jpg"
@@ -346,9 +324,9 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_batches_of_the_gpu(make: Callable[..., Prepared]) -> None:
+def test_batches_of_the_gpu(make: Make) -> None:
     prepared = make(dali={"device": "gpu"})
-    names = [Path(file).stem for file in files_of(prepared.train)]
+    names = stems(prepared)
     for indices, crops, _ in loader(prepared):
         assert crops[0].device.type == "cuda"
-        assert [f"x{n:02d}" for n in numbers_seen(crops[0].cpu())] == [names[i] for i in indices]
+        assert stems_seen(crops[0].cpu()) == [names[i] for i in indices]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +20,9 @@ from torchvision import transforms
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.errors import ConfigError
 from solo_ext.host import detect
+from tests.host.conftest import Without
 
 GENERATION = detect().generation
-Without = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def indexed_images(images: Path, *, own_transform: bool = False) -> Any:

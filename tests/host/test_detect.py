@@ -65,23 +65,21 @@ def test_generation_by_what_is_there(
     assert "solo" not in sys.modules, "looked at, not imported"
 
 
-def test_none_is_an_error_that_says_how_to_install_either(tmp_path: Path, only: Only) -> None:
-    only(tmp_path)
-    with pytest.raises(UserError, match="not installed") as caught:
-        detect()
-    assert isinstance(caught.value, UserError)
-    for words in INSTALLS:
-        assert words in str(caught.value)
+UNKNOWN = "no solo-learn that solo_ext knows"
 
 
-@pytest.mark.parametrize("files", [MAIN[:1], MAIN[:2], RELEASE[:2]])
-def test_another_package_of_this_name_is_named(
-    tmp_path: Path, only: Only, files: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [((), "not installed"), *((files, UNKNOWN) for files in (MAIN[:1], MAIN[:2], RELEASE[:2]))],
+)
+def test_no_host_is_an_error_that_says_how_to_install_either(
+    tmp_path: Path, only: Only, files: tuple[str, ...], says: str
 ) -> None:
+    """Another package of this name is named."""
     only(plant(tmp_path, files))
-    with pytest.raises(UserError, match="no solo-learn that solo_ext knows") as caught:
+    with pytest.raises(UserError, match=says) as caught:
         detect()
-    for words in (str(tmp_path / "solo"), *INSTALLS):
+    for words in (*INSTALLS, *([str(tmp_path / "solo")] if files else [])):
         assert words in str(caught.value)
 
 

@@ -19,6 +19,7 @@ from filelock import FileLock
 from PIL import Image
 
 from tests.conftest import KWARGS
+from tests.matrix.rows import BUILTIN
 
 ROOT = os.environ.get("SOLO_LEARN_ROOT")
 pytestmark = [
@@ -26,12 +27,6 @@ pytestmark = [
     pytest.mark.upstream,
     pytest.mark.skipif(ROOT is None, reason="SOLO_LEARN_ROOT names no checkout of main"),
 ]
-BUILT_INS = sorted(
-    set(KWARGS)
-    - {"debiased", "hard_negative", "metric", "mochi", "nnclr_symmetric"}
-    - {"pcl", "protocpc", "protoseed", "seed"}
-    | {"mae"}
-)
 JITTER = {"prob": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
 VIEW: dict[str, Any] = {
     "rrc": {"enabled": True, "crop_min_scale": 0.2, "crop_max_scale": 1.0},
@@ -160,7 +155,7 @@ def six_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sides(six_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Side, Side]:
     """Every built-in, and SimCLR with validation, with the plugin and without it."""
-    jobs = {method: config(method, six_classes) for method in BUILT_INS}
+    jobs = {method: config(method, six_classes) for method in BUILTIN}
     jobs["validated"] = validated(six_classes)
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -204,7 +199,7 @@ def assert_same_run(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         assert_alike(ours[part], theirs[part], part)
 
 
-@pytest.mark.parametrize("name", [*BUILT_INS, "validated"])
+@pytest.mark.parametrize("name", [*BUILTIN, "validated"])
 def test_a_built_in_is_upstreams(sides: tuple[Side, Side], name: str) -> None:
     """Weights, optimiser, schedule, log and args.json, to the last bit."""
     assert_same_run(*(side.loaded(name) for side in sides))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
-from torch import Tensor, nn
+from torch import nn
 
 from solo_ext import host
 from solo_ext.core.errors import ConfigError
@@ -16,6 +15,7 @@ from solo_ext.host import detect
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
+from tests.host.conftest import Watch
 
 if detect().generation != "1.0.2":
     pytest.skip("main's built-ins take main's config by themselves", allow_module_level=True)
@@ -28,26 +28,6 @@ MULTICROP = ("byol", "simclr", "wmse")
 """Those that take small crops in the release; in main nearly all do."""
 MOMENTUM_METHODS = ("byol", "dino", "mocov2plus", "nnbyol", "ressl")
 builtins = pytest.mark.parametrize("name", BUILTINS)
-
-
-class Watch(Callback):
-    """Losses, metrics, and the method itself with what it started from."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.metrics: dict[str, float] = {}
-        self.before: dict[str, Tensor] = {}
-        self.method: Any = None
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.method = pl_module
-        self.before = {k: v.clone() for k, v in pl_module.state_dict().items()}
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
-        self.losses.append(float(outputs["loss"]))
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
 
 
 def run(config: dict[str, Any], folder: Path) -> Watch:
@@ -75,10 +55,10 @@ def test_trains(make_config: Any, tmp_path: Path, name: str, small: bool) -> Non
     if name == "dino":
         config["method_kwargs"]["use_bn_in_head"] = True
     watch = run(config, tmp_path)
-    assert len(watch.losses) == 2
-    assert all(torch.tensor(loss).isfinite() for loss in watch.losses)
+    assert len(watch.seen) == 2
+    assert all(torch.tensor(loss).isfinite() for loss in watch.seen)
     assert {"train_class_loss", "train_acc1", "train_acc5"} <= set(watch.metrics)
-    after = watch.method.state_dict()
+    after = watch.state
     assert all(value.isfinite().all() for value in after.values())
     learning = {n for n, p in watch.method.named_parameters() if p.requires_grad}
     expected = {key.partition(".")[0] for key in learning}
@@ -154,7 +134,7 @@ def test_dino_clips_by_itself_and_by_the_trainer(make_config: Any, tmp_path: Pat
         "trainer": {"gradient_clip_val": 1e-4},
     }.items():
         watch = run({**config, **changes}, tmp_path / name)
-        after = watch.method.state_dict()
+        after = watch.state
         key = "backbone.layer4.0.conv1.weight"
         norms[name] = float((after[key] - watch.before[key]).norm())
     assert norms["own"] < norms["free"] / 10

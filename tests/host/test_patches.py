@@ -6,7 +6,6 @@ back. Those of data stand in ``test_data_patches.py``.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
 import json
@@ -33,50 +32,18 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.methods import METHODS
 from solo_ext.plugin import register
+from tests.host.conftest import Interrupted, Watch, Without, the_loss
 
 GENERATION = detect().generation
-Without = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-class Interrupted(Exception):
-    """The process is stopped."""
-
-
-class Watch(Callback):
-    """Notes ``read(method, loss)`` at every batch; stops before optimiser step ``stop``.
-
-    Callbacks come before a method's own ``on_train_batch_end``: what is noted there is what the
-    method is about to use.
-    """
-
-    def __init__(self, read: Callable[[Any, Tensor], Any], stop: int | None = None) -> None:
-        self.read, self.stop = read, stop
-        self.seen: list[Any] = []
-        self.metrics: dict[str, float] = {}
-        self.state: dict[str, Tensor] = {}
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if trainer.global_step == self.stop:
-            raise Interrupted
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
-        self.seen.append(self.read(pl_module, outputs["loss"].detach()))
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.metrics = {k: float(v) for k, v in trainer.callback_metrics.items()}
-        self.state = {k: v.clone() for k, v in pl_module.state_dict().items()}
-
-
-def the_loss(method: Any, loss: Tensor) -> float:
-    return float(loss)
+Read = Callable[[Any, Tensor], Any]
 
 
 class Runs:
     """One config run through, and run with a stop in between."""
 
-    def __init__(
-        self, config: dict[str, Any], folder: Path, read: Callable[[Any, Tensor], Any] = the_loss
-    ) -> None:
+    def __init__(self, config: dict[str, Any], folder: Path, read: Read) -> None:
         scheduler = {"warmup_epochs": 0, **config["scheduler"]}
         self.config, self.folder, self.read = config | {"scheduler": scheduler}, folder, read
 
@@ -96,6 +63,29 @@ class Runs:
     def resumed(self, name: str = "stopped") -> Watch:
         return self.run(name)
 
+    def assert_resumes(self, stop: int) -> Watch:
+        """As if it had not been stopped; the run through. Stops one more run, named ``own``."""
+        whole = self.whole()
+        for name in ("stopped", "own"):
+            self.stopped(stop, name)
+        resumed = self.resumed()
+        assert resumed.seen == whole.seen[stop:]
+        assert_same_end(resumed, whole)
+        return whole
+
+
+MakeRuns = Callable[..., Runs]
+
+
+@pytest.fixture
+def make_runs(make_config: Any, tmp_path: Path) -> MakeRuns:
+    """``make_runs(method, read=the_loss, section={...}, ...)``."""
+
+    def make(method: str, read: Read = the_loss, **changes: Any) -> Runs:
+        return Runs(make_config(method, **changes), tmp_path, read)
+
+    return make
+
 
 def assert_same_end(found: Watch, expected: Watch) -> None:
     assert found.state.keys() == expected.state.keys()
@@ -103,37 +93,29 @@ def assert_same_end(found: Watch, expected: Watch) -> None:
         assert torch.equal(found.state[name], value), name
 
 
-def build(config: dict[str, Any]) -> Any:
-    prepared = prepare(config)
-    return prepared.method(prepared.cfg)
-
-
 @pytest.mark.patch("online-knn")
-def test_online_knn(without: Without, make_config: Any, images: Path, tmp_path: Path) -> None:
-    config = make_config(
-        "simclr", knn_eval={"enabled": True, "k": 2}, data={"val_path": str(images)}
-    )
-    watch = Runs(config, tmp_path).whole()
+def test_online_knn(without: Without, make_runs: MakeRuns, images: Path) -> None:
+    knn = {"enabled": True, "k": 2}
+    runs = make_runs("simclr", knn_eval=knn, data={"val_path": str(images)})
+    watch = runs.whole()
     # Validation images are among the training images, but seen uncropped and through an
     # untrained network.
     assert 0 <= watch.metrics["val_knn_acc1"] <= watch.metrics["val_knn_acc5"] <= 100
-    with without(), pytest.raises(ValueError, match="compute_on_step"):
-        build(config)
+    with without(), pytest.raises(UserError, match="compute_on_step"):
+        runs.run("own")
 
 
 @pytest.mark.patch("static-lr")
-def test_static_lr(without: Without, make_config: Any, tmp_path: Path) -> None:
+def test_static_lr(without: Without, make_runs: MakeRuns) -> None:
     """A fixed learning rate was a pickled function in the checkpoint."""
     scheduler = {"name": "warmup_cosine", "warmup_epochs": 1}
-    config = make_config("simsiam", max_epochs=2, scheduler=scheduler)
-    runs = Runs(config, tmp_path)
-    whole = runs.whole()
-    runs.stopped(2)
-    assert_same_end(runs.resumed(), whole)
+    runs = make_runs("simsiam", max_epochs=2, scheduler=scheduler)
+    runs.assert_resumes(2)
     with without():
-        result = pretrain(prepare(config), run_dir=tmp_path / "own")
+        runs.run("new")
+        (checkpoint,) = (runs.folder / "new").glob("*.ckpt")
         with pytest.raises(pickle.UnpicklingError, match=r"static_lr|functools"):
-            torch.load(result.checkpoint, weights_only=True)
+            torch.load(checkpoint, weights_only=True)
 
 
 @pytest.mark.patch("backbones")
@@ -209,19 +191,19 @@ def test_few_classes(without: Without, classes: int) -> None:
 
 @pytest.mark.patch("no-labels")
 @pytest.mark.skipif(GENERATION != "main", reason="the release's base class is replaced whole")
-def test_no_labels(without: Without, make_config: Any, images: Path, tmp_path: Path) -> None:
+def test_no_labels(without: Without, make_runs: MakeRuns, images: Path) -> None:
     """As of the data sets for which self-supervision is made."""
-    config = make_config(
+    runs = make_runs(
         "byol",
         data={"no_labels": True, "train_path": str(images / "0")},
         momentum={"classifier": True},
         optimizer={"batch_size": 8},
     )
-    watch = Runs(config, tmp_path).whole()
+    watch = runs.whole()
     assert watch.metrics["train_class_loss_epoch"] == 0
     assert watch.metrics["train_momentum_class_loss_epoch"] == 0
     with without(), pytest.raises(UserError, match="the loss is not finite"):
-        pretrain(prepare(config), run_dir=tmp_path / "own")
+        runs.run("own")
 
 
 MOMENTUM = {"base_tau": 0.5, "final_tau": 1.0}
@@ -271,17 +253,16 @@ def test_lars_waits(
 
 
 @pytest.mark.patch("momentum-resume")
-def test_momentum_resume_keeps_the_pace(without: Without, make_config: Any, tmp_path: Path) -> None:
-    config = make_config("byol", max_epochs=2, momentum=MOMENTUM)
-    runs = Runs(config, tmp_path, lambda method, _: method.momentum_updater.cur_tau)
-    whole = runs.whole()
+def test_momentum_resume_keeps_the_pace(without: Without, make_runs: MakeRuns) -> None:
+    runs = make_runs(
+        "byol",
+        lambda method, _: method.momentum_updater.cur_tau,
+        max_epochs=2,
+        momentum=MOMENTUM,
+    )
+    whole = runs.assert_resumes(2)
     cosine = [1 - 0.5 * (math.cos(math.pi * step / 4) + 1) / 2 for step in range(4)]
     assert whole.seen == pytest.approx(cosine)
-    for name in ("stopped", "own"):
-        runs.stopped(2, name)
-    resumed = runs.resumed()
-    assert resumed.seen == whole.seen[2:]
-    assert_same_end(resumed, whole)
     with without():
         assert runs.resumed("own").seen == [0.5, whole.seen[3]]
 
@@ -302,18 +283,15 @@ class Averages(Callback):
 
 
 @pytest.mark.patch("momentum-resume")
-def test_momentum_resume_averages_once_per_step(
-    without: Without, make_config: Any, tmp_path: Path
-) -> None:
+def test_momentum_resume_averages_once_per_step(without: Without, make_runs: MakeRuns) -> None:
     """Two batches of 12 to a step; the first batch after resuming is no step yet."""
-    config = make_config(
+    runs = make_runs(
         "byol",
         max_epochs=2,
         momentum=MOMENTUM,
         accumulate_grad_batches=2,
         optimizer={"batch_size": 12},
     )
-    runs = Runs(config, tmp_path)
     whole = runs.whole()
 
     def resumed(name: str) -> tuple[int, Watch]:
@@ -373,20 +351,15 @@ def late(name: str, method: str, stop: int, words: str) -> Any:
     ],
 )
 def test_buffers_that_are_made_late(
-    method: str, stop: int, words: str, without: Without, make_config: Any, tmp_path: Path
+    method: str, stop: int, words: str, without: Without, make_runs: MakeRuns
 ) -> None:
     """A resumed run is the uninterrupted one; without the patch its checkpoint cannot be read."""
-    config = make_config(method, max_epochs=2, checkpoint={"every_n_steps": 1})
-    runs = Runs(config, tmp_path)
-    whole = runs.whole()
-    runs.stopped(stop)
+    runs = make_runs(method, max_epochs=2, checkpoint={"every_n_steps": 1})
+    runs.assert_resumes(stop)
     with without():
-        runs.stopped(stop, "own")
+        runs.stopped(stop, "unpatched")
         with pytest.raises(UserError, match=f"Unexpected key.*{words}"):
-            runs.resumed("own")
-    resumed = runs.resumed()
-    assert resumed.seen == whole.seen[stop:]
-    assert_same_end(resumed, whole)
+            runs.resumed("unpatched")
 
 
 @pytest.mark.patch("swav-queue")
@@ -407,14 +380,14 @@ def test_swav_queue_of_another_size_is_refused(
 
 
 @pytest.mark.patch("deepcluster-first-epoch")
-def test_deepcluster_first_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
-    runs = Runs(make_config("deepclusterv2", max_epochs=2), tmp_path)
+def test_deepcluster_first_epoch(without: Without, make_runs: MakeRuns) -> None:
+    runs = make_runs("deepclusterv2", max_epochs=2)
     watch = runs.whole()
     assert all(math.isfinite(loss) for loss in watch.seen)
     assert all(value.isfinite().all() for value in watch.state.values())
     assert watch.metrics["train_deepcluster_loss"] > 0, "from the second epoch on it is real"
     with without(), pytest.raises(UserError, match="the loss is not finite in epoch 0"):
-        pretrain(prepare(runs.config), run_dir=tmp_path / "own")
+        runs.run("own")
 
 
 @pytest.mark.patch("deepcluster-first-epoch")
@@ -452,10 +425,11 @@ def test_kmeans_keeps_the_device(without: Without) -> None:
 
 
 @pytest.mark.patch("dino-epoch")
-def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
+def test_dino_epoch(without: Without, make_runs: MakeRuns) -> None:
     """Resumed within the second epoch, whose teacher temperature is another."""
-    config = make_config(
+    runs = make_runs(
         "dino",
+        lambda method, loss: (method.dino_loss_func.epoch, float(loss)),
         max_epochs=2,
         checkpoint={"every_n_steps": 1},
         method_kwargs={
@@ -464,14 +438,8 @@ def test_dino_epoch(without: Without, make_config: Any, tmp_path: Path) -> None:
             "warmup_teacher_temperature_epochs": 1,
         },
     )
-    runs = Runs(config, tmp_path, lambda method, loss: (method.dino_loss_func.epoch, float(loss)))
-    whole = runs.whole()
+    whole = runs.assert_resumes(3)
     assert [epoch for epoch, _ in whole.seen] == [0, 0, 1, 1]
-    for name in ("stopped", "own"):
-        runs.stopped(3, name)
-    resumed = runs.resumed()
-    assert resumed.seen == whole.seen[3:]
-    assert_same_end(resumed, whole)
     with without():
         ((epoch, loss),) = runs.resumed("own").seen
     assert epoch == 0
@@ -494,7 +462,7 @@ def test_what_changes_numbers_is_applied_for_the_run_that_asks(loaded: Host) -> 
     assert updater.update is not own
     assert select_for_run([]) == []
     assert updater.update is own
-    assert not any(patch.undo for patch in PATCHES.values() if patch.changes_numbers)
+    assert not any(patch.undo for patch in PATCHES.values() if patch.changes_results)
     with pytest.raises(ConfigError, match=r"patches='momentum-updat'.*did you mean"):
         select_for_run(["momentum-updat"])
     with pytest.raises(ConfigError, match="patches='few-classes': changes no number"):

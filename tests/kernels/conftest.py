@@ -1,4 +1,4 @@
-"""How often a GPU would have to start work."""
+"""Forms of operations, launches of a GPU, and what the tests of several kernels share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext.kernels import (
@@ -22,6 +24,23 @@ from solo_ext.kernels import (
 Launches = Callable[[Callable[[], Any]], int]
 Force = Callable[[dispatch.Form], None]
 Tiled = Callable[[int | None], None]
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Random numbers, the same at every call and for every dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Random rows of length 1."""
+    return F.normalize(normal(*shape, seed=seed, dtype=dtype), dim=-1)
+
+
+def slope(lse: Tensor, query: Tensor) -> Tensor:
+    """Gradient of a sum in which every log-sum-exp has a weight of its own."""
+    each = torch.arange(1.0, lse.numel() + 1, dtype=lse.dtype, device=lse.device)
+    return torch.autograd.grad((lse * each.view_as(lse)).sum(), query)[0]
 
 
 class _Counter(TorchDispatchMode):

@@ -1,4 +1,7 @@
-"""The forms that dispatch chooses between give the same results and the same gradients."""
+"""What holds for all operations: their forms are equal, and gradients of the forward pass right.
+
+The forms of the in-batch contrast and of two views are compared in ``test_in_batch.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +14,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.in_batch import batch_contrast
+from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast
 from solo_ext.kernels.mixed_logsumexp import MixDraws, mixed_logsumexp
 from solo_ext.kernels.prototype_contrast import prototype_contrast
 from solo_ext.kernels.sinkhorn import Assignment, assign
-from solo_ext.losses.contrastive import NegativeEstimator, two_view_terms
+from solo_ext.kernels.tables import table_logsumexp
+from solo_ext.losses.mochi import draw_mixes
 from solo_ext.memory import sinkhorn
+from tests.kernels.conftest import Force, Launches, Tiled, unit
 
+N, K, D = 6, 23, 5
 Found = tuple[Tensor, ...]
-Tiled = Callable[[int | None], None]
-Force = Callable[[dispatch.Form], None]
-D = 6
+Kernel = Callable[[Tensor, Tensor], Tensor]
+"""Scalar of (6, 5) queries and a (23, 5) table."""
 
 
 def rows(count: int, *lead: int) -> Tensor:
     return F.normalize(torch.randn(*lead, count, D, dtype=torch.float64), dim=-1)
-
-
-def in_batch(powers: tuple[float, ...], extra: bool) -> Callable[..., Found]:
-    own = torch.randint(11, (7, 1))
-    more = torch.randn(len(powers), 7, dtype=torch.float64) if extra else None
-
-    def reduce(masses: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
-        return F.softplus(masses.sum(0) - positives.sum(1)), masses
-
-    def work(anchors: Tensor, candidates: Tensor, positives: Tensor) -> Found:
-        return batch_contrast(anchors, candidates, own, positives, 3.0, powers, reduce, more)
-
-    return work
-
-
-def two_views(estimator: NegativeEstimator) -> Callable[..., Found]:
-    def work(z1: Tensor, z2: Tensor) -> Found:
-        return two_view_terms(z1, z2, temperature=0.5, estimator=estimator)
-
-    return work
 
 
 def targets(scores: Tensor, iterations: int) -> Assignment:
@@ -96,11 +81,6 @@ def of_sinkhorn(products: bool) -> Callable[..., Found]:
 
 def cases() -> Iterator[Any]:
     torch.manual_seed(0)
-    for powers, extra in (((1.0,), False), ((1.0, 2.0), True)):
-        given = [rows(7), rows(11), torch.randn(7, 2, dtype=torch.float64)]
-        yield pytest.param(in_batch(powers, extra), given, id=f"in-batch-{len(powers)}")
-    for estimator in (NegativeEstimator(), NegativeEstimator(tau_plus=0.1, beta=1.0)):
-        yield pytest.param(two_views(estimator), [rows(5), rows(5)], id=f"views-{estimator.beta}")
     for prior, dtype in ((False, torch.float64), (True, torch.float64), (True, torch.bfloat16)):
         given = [rows(9, 3), rows(13)]
         yield pytest.param(of_prototypes(prior, dtype), given, id=f"prototypes-{prior}-{dtype}")
@@ -112,11 +92,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("work", "given"), list(cases()))
 def test_forms_are_equal(
-    work: Callable[..., Found],
-    given: list[Tensor],
-    force: Force,
-    tiled: Tiled,
-    request: pytest.FixtureRequest,
+    work: Callable[..., Found], given: list[Tensor], force: Force, tiled: Tiled, request: Any
 ) -> None:
     def with_gradients() -> list[Tensor]:
         inputs = [x.clone().requires_grad_() for x in given]
@@ -135,17 +111,6 @@ def test_forms_are_equal(
         assert (one - other).nan_to_num().norm() <= limit * other.nan_to_num().norm()
 
 
-@pytest.mark.parametrize(("work", "given"), [case for case in cases() if case.values[1]])
-def test_tiles_refuse_to_be_differentiated_twice(
-    work: Callable[..., Found], given: list[Tensor], tiled: Tiled
-) -> None:
-    """Their gradient is a constant to autograd: the second would be wrong."""
-    tiled(2)
-    inputs = [x.clone().requires_grad_() for x in given]
-    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
-        torch.autograd.grad(work(*inputs)[0].sum(), inputs, create_graph=True)
-
-
 def test_sinkhorn_s_form_depends_on_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only on the prototypes, where scores are given and no features."""
     sizes: list[int] = []
@@ -158,3 +123,82 @@ def test_sinkhorn_s_form_depends_on_the_samples(monkeypatch: pytest.MonkeyPatch)
     sinkhorn(rows(9) @ rows(13).T, unit=True)
     assert sizes
     assert set(sizes) == {9 * 13}
+
+
+def in_batch(query: Tensor, table: Tensor) -> Tensor:
+    def reduce(lse: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
+        return F.softplus(lse[0] - positives[:, 0]), lse
+
+    own = torch.arange(N).unsqueeze(1)
+    positives = torch.zeros(N, 1, dtype=query.dtype)
+    return batch_contrast(query, table, own, positives, 3.0, (1.0,), reduce)[0]
+
+
+def mixtures(query: Tensor, table: Tensor) -> Tensor:
+    draws = draw_mixes(query, 4, 6, 3, torch.Generator().manual_seed(0))
+    return mixed_logsumexp(query, table, 3.0, draws, 4, (1.7, 0.7)).lse.sum()
+
+
+def prototypes(query: Tensor, table: Tensor) -> Tensor:
+    scores = torch.linspace(0, 1, N * K, dtype=query.dtype).view(N, K)
+    one = torch.ones(1, 1, dtype=query.dtype)
+    return prototype_contrast(query[None], table, [targets(scores, 3)], one, None, 3.0)[0]
+
+
+KERNELS: dict[str, Kernel] = {
+    "two views": lambda q, t: two_view_contrast(q, t[:N], 2.0, 0.1, 0.5)[0],
+    "in_batch": in_batch,
+    "mixed": mixtures,
+    "prototypes": prototypes,
+    "table": lambda q, t: table_logsumexp(q, t, 3.0, powers=(1.5, 0.5))[0].sum(),
+    "bounded table": lambda q, t: table_logsumexp(q, t, 3.0, unit=True)[0].sum(),
+}
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: Any, tiled: Tiled) -> Kernel:
+    """Every one of them; all work is done in several tiles."""
+    tiled(2)
+    return KERNELS[request.param]
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    return unit(N, D).requires_grad_(), unit(K, D, seed=1)
+
+
+def test_gradient_follows_the_factor_of_the_loss(kernel: Kernel) -> None:
+    """Which a scaler of half precision makes large; the backward pass may be repeated."""
+    query, table = inputs()
+    loss = kernel(query, table)
+    first, second = (
+        torch.autograd.grad(loss * factor, query, retain_graph=True)[0] for factor in (1, 2**16)
+    )
+    assert first.any()
+    assert torch.equal(2**16 * first, second)
+
+
+def test_the_table_may_be_overwritten_before_the_backward_pass(kernel: Kernel) -> None:
+    query, table = inputs()
+    (expected,) = torch.autograd.grad(kernel(query, table), query)
+    loss = kernel(query, table)
+    table.zero_()
+    assert torch.equal(torch.autograd.grad(loss, query)[0], expected)
+
+
+def test_a_second_derivative_is_refused(kernel: Kernel) -> None:
+    query, table = inputs()
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        torch.autograd.grad(kernel(query, table), query, create_graph=True)
+
+
+def test_no_gradient_where_none_is_wanted(kernel: Kernel, launches: Launches) -> None:
+    query, table = inputs()
+    full, loss = launches(lambda: kernel(query, table)), kernel(query, table)
+    with torch.no_grad():
+        silent = kernel(query, table)
+        assert launches(lambda: kernel(query, table)) < full
+    constant = kernel(query.detach(), table)
+    assert not silent.requires_grad
+    assert not constant.requires_grad
+    torch.testing.assert_close(silent, loss.detach())
+    assert torch.equal(constant, silent)

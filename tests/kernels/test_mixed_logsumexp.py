@@ -12,18 +12,15 @@ from torch import Tensor
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws, MixedLogSumExp, mixed_logsumexp
 from solo_ext.losses.mochi import draw_mixes
+from tests.conftest import PeakBytes
+from tests.kernels.conftest import Tiled, slope, unit
 
 N, K, D, HARD = 5, 11, 4, 4
-PeakBytes = Callable[[Callable[[], Any]], int]
-Tiled = Callable[[int | None], None]
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, MixDraws]:
+    query, table = unit(N, D, dtype=dtype), unit(K, D, seed=1, dtype=dtype)
     generator = torch.Generator().manual_seed(0)
-    query, table = (
-        F.normalize(torch.randn(rows, D, generator=generator, dtype=torch.float64), dim=1).to(dtype)
-        for rows in (N, K)
-    )
     own = torch.stack([torch.randperm(K, generator=generator)[:2] for _ in range(N)])
     return query.requires_grad_(), table, own, draw_mixes(query, HARD, 6, 3, generator)
 
@@ -61,10 +58,11 @@ def plain(
     return MixedLogSumExp(lse, values.mean(1), mixed.detach().mean(1))
 
 
-def slope(lse: Tensor, query: Tensor) -> Tensor:
-    """Gradient of a sum in which every log-sum-exp has a weight of its own."""
-    each = torch.arange(1.0, lse.numel() + 1, dtype=lse.dtype).view_as(lse)
-    return torch.autograd.grad((lse * each).sum(), query)[0]
+def check(found: MixedLogSumExp, expected: MixedLogSumExp, query: Tensor) -> None:
+    """Compares values and gradients."""
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+    ours, theirs = slope(found.lse, query), slope(expected.lse, query)
+    torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("tile", [1, 2, 5, 100, None])
@@ -85,14 +83,10 @@ def test_equals_the_plain_form(
     settings: Any = {"excluded_columns": own if excludes else None, "with_table": with_table}
     found = mixed_logsumexp(query, table, factor, draws, HARD, powers, **settings)
     expected = plain(query, table, factor, draws, HARD, powers, **settings)
-    for one, two in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
+    check(found, expected, query)
     assert found.lse.shape == (len(powers), N)
     assert not found.hardest.requires_grad
     assert not found.mixed.requires_grad
-    torch.testing.assert_close(
-        slope(found.lse, query), slope(expected.lse, query), rtol=1e-8, atol=1e-9
-    )
 
 
 @pytest.mark.parametrize("tile", [2, None])
@@ -104,11 +98,7 @@ def test_rows_with_the_query_s_id_are_left_out(tiled: Tiled, tile: int | None) -
     ids: Any = {"query_ids": own, "table_ids": own.repeat(2)}
     found = mixed_logsumexp(query, table, 5.0, draws, HARD, powers, **ids)
     expected = plain(query, table, 5.0, draws, HARD, powers, excluded_columns=columns)
-    for one, two in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(
-        slope(found.lse, query), slope(expected.lse, query), rtol=1e-8, atol=1e-9
-    )
+    check(found, expected, query)
 
 
 def test_large_similarities_do_not_overflow() -> None:
@@ -134,16 +124,14 @@ def test_opposite_rows_mixed_half_and_half(dtype: torch.dtype) -> None:
 def test_single_precision_keeps_up() -> None:
     query, table, own, draws = inputs()
     single = query.detach().float().requires_grad_()
-    exact = mixed_logsumexp(query, table, 10.0, draws, HARD, (1.7, 0.7), excluded_columns=own)
     # Draws of fp64 serve, too.
-    found = mixed_logsumexp(
-        single, table.float(), 10.0, draws, HARD, (1.7, 0.7), excluded_columns=own
-    )
+    settings = 10.0, draws, HARD, (1.7, 0.7)
+    exact = mixed_logsumexp(query, table, *settings, excluded_columns=own)
+    found = mixed_logsumexp(single, table.float(), *settings, excluded_columns=own)
     assert found.lse.dtype == found.mixed.dtype == torch.float32
     torch.testing.assert_close(found.lse.double(), exact.lse, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        slope(found.lse, single).double(), slope(exact.lse, query), rtol=1e-4, atol=1e-3
-    )
+    ours, theirs = slope(found.lse, single).double(), slope(exact.lse, query)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
 def test_memory_is_a_twenty_fifth_of_the_plain_form_s(peak_bytes: PeakBytes) -> None:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from solo_ext.core.precision import matmul_precision
 from solo_ext.kernels.nearest_rows import nearest_rows
+from tests.kernels.conftest import Tiled, normal
 
 N, K, D = 6, 23, 5
-TILES = [None, 1, 7, 100]
-PeakBytes = Callable[[Callable[[], Any]], int]
-Tiled = Callable[[int | None], None]
+TILES = pytest.mark.parametrize("tile", [None, 1, 7, 100])
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(N, D, generator=generator, dtype=dtype)
-    return query, torch.randn(K, D, generator=generator, dtype=dtype)
+    return normal(N, D, dtype=dtype), normal(K, D, seed=1, dtype=dtype)
 
 
 def whole_numbers() -> tuple[Tensor, Tensor]:
@@ -41,7 +35,7 @@ def loop(query: Tensor, table: Tensor, k: int, own: list[int], ids: list[int]) -
     return found
 
 
-@pytest.mark.parametrize("tile", TILES)
+@TILES
 @pytest.mark.parametrize("k", [1, 3, K])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_equals_topk_of_the_whole_matrix(
@@ -57,7 +51,7 @@ def test_equals_topk_of_the_whole_matrix(
     assert similarity.dtype == dtype
 
 
-@pytest.mark.parametrize("tile", TILES)
+@TILES
 @pytest.mark.parametrize("k", [1, 2, 9, K])
 @pytest.mark.parametrize("with_ids", [True, False])
 def test_equal_rows_come_in_order(tiled: Tiled, tile: int | None, k: int, with_ids: bool) -> None:
@@ -76,7 +70,7 @@ def test_equal_rows_come_in_order(tiled: Tiled, tile: int | None, k: int, with_i
     assert (index < K).all()
 
 
-@pytest.mark.parametrize("tile", TILES)
+@TILES
 @pytest.mark.parametrize("k", [1, 4])
 def test_a_query_that_owns_the_table_finds_nothing(tiled: Tiled, tile: int | None, k: int) -> None:
     tiled(tile)
@@ -150,15 +144,3 @@ def test_refuses(change: dict[str, object], message: str) -> None:
     query, table = inputs()
     with pytest.raises(ValueError, match=message):
         nearest_rows(**({"query": query, "table": table} | change))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_memory_does_not_grow_with_the_table(peak_bytes: PeakBytes, k: int) -> None:
-    def peak(rows: int) -> int:
-        query, table = torch.randn(64, 32), torch.randn(rows, 32)
-        ids = {"query_ids": torch.arange(64), "table_ids": torch.arange(rows)}
-        return peak_bytes(lambda: nearest_rows(query, table, k, **ids))
-
-    small, large = peak(8192), peak(65536)
-    assert small > 2**20, "the tile itself must be seen"
-    assert large <= 1.1 * small

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,28 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.kernels.tables import BOUND, table_logsumexp, table_mean
+from tests.kernels.conftest import Launches, Tiled, normal, slope, unit
 
 N, K, D = 6, 23, 5
 POWERS = pytest.mark.parametrize("powers", [(1.0,), (0.4,), (1.7, 0.7), (2.0, 1.0, 0.3)])
-UNIT = pytest.mark.parametrize("unit", [False, True])
-PeakBytes = Callable[[Callable[[], Any]], int]
-Launches = Callable[[Callable[[], Any]], int]
-Tiled = Callable[[int | None], None]
+BOUNDED = pytest.mark.parametrize("bounded", [False, True])
+TILES = pytest.mark.parametrize("tile", [None, 1, 7, 100])
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Unit rows."""
-    generator = torch.Generator().manual_seed(0)
-    query, table = (
-        F.normalize(torch.randn(rows, D, generator=generator, dtype=torch.float64), dim=1)
-        for rows in (N, K)
-    )
-    return query.to(dtype).requires_grad_(), table.to(dtype)
-
-
-def weights_of(columns: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(columns, generator=generator, dtype=torch.float64)
+    return unit(N, D, dtype=dtype).requires_grad_(), unit(K, D, seed=1, dtype=dtype)
 
 
 def plain(
@@ -47,23 +34,17 @@ def plain(
     return torch.stack([(p * logits + extra).logsumexp(1) for p in powers])
 
 
-def slope(lse: Tensor, query: Tensor) -> Tensor:
-    """Gradient of a sum in which every log-sum-exp has a weight of its own."""
-    each = torch.arange(1.0, lse.numel() + 1, dtype=lse.dtype).view_as(lse)
-    return torch.autograd.grad((lse * each).sum(), query)[0]
-
-
-@pytest.mark.parametrize("tile", [None, 1, 7, 100])
+@TILES
 @POWERS
-@UNIT
+@BOUNDED
 def test_rows_with_the_query_s_id_are_left_out(
-    tiled: Tiled, tile: int | None, powers: tuple[float, ...], unit: bool
+    tiled: Tiled, tile: int | None, powers: tuple[float, ...], bounded: bool
 ) -> None:
     """As if they had no weight, and query by query."""
     tiled(tile)
     query, table = inputs()
     ids, own = torch.arange(K) % 9, torch.arange(N)
-    settings: Any = {"powers": powers, "unit": unit}
+    settings: Any = {"powers": powers, "unit": bounded}
     found, _ = table_logsumexp(query, table, 4.5, query_ids=own, table_ids=ids, **settings)
     rows = [plain(query[i : i + 1], table[ids != i], 4.5, powers=powers) for i in range(N)]
     expected = torch.cat(rows, 1)
@@ -71,16 +52,12 @@ def test_rows_with_the_query_s_id_are_left_out(
     torch.testing.assert_close(slope(found, query), slope(expected, query), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("tile", [None, 1, 7, 100])
+@TILES
 @pytest.mark.parametrize("weighted", [False, True])
 @POWERS
-@UNIT
+@BOUNDED
 def test_equals_the_plain_form(
-    tiled: Tiled,
-    tile: int | None,
-    weighted: bool,
-    powers: tuple[float, ...],
-    unit: bool,
+    tiled: Tiled, tile: int | None, weighted: bool, powers: tuple[float, ...], bounded: bool
 ) -> None:
     """Over rows of the table in any order, one again and again, and over all of it."""
     tiled(tile)
@@ -88,21 +65,14 @@ def test_equals_the_plain_form(
         for columns in (None, torch.tensor([20, 3, 3, 0, 22, 3, 8, 1, 20])):
             query, table = inputs(dtype)
             rows = table if columns is None else table[columns]
-            log_weight = weights_of(len(rows)).to(dtype) if weighted else None
-            found, largest = table_logsumexp(
-                query,
-                table,
-                4.5,
-                powers=powers,
-                columns=columns,
-                log_weight=log_weight,
-                unit=unit,
-            )
+            log_weight = normal(len(rows), dtype=dtype) if weighted else None
+            settings: Any = {"powers": powers, "log_weight": log_weight, "unit": bounded}
+            found, largest = table_logsumexp(query, table, 4.5, columns=columns, **settings)
             expected = plain(query, rows, 4.5, log_weight, powers)
             assert found.dtype == dtype
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
             most = (query @ rows.T * 4.5).detach().amax(1)
-            if not unit:
+            if not bounded:
                 torch.testing.assert_close(largest, most, rtol=tolerance, atol=tolerance)
             assert not largest.requires_grad
             ours, theirs = slope(found, query), slope(expected, query)
@@ -163,23 +133,23 @@ def test_rows_without_weight_are_left_out(tiled: Tiled, tile: int) -> None:
     assert not slope(lse, query).any()
 
 
-@UNIT
-def test_no_rows(unit: bool) -> None:
+@BOUNDED
+def test_no_rows(bounded: bool) -> None:
     query, table = inputs()
     nothing = torch.empty(0, dtype=torch.long)
     for rows, columns in ((table[:0], None), (table, nothing)):
-        lse, _ = table_logsumexp(query, rows, 4.5, columns=columns, powers=(2.0, 1.0), unit=unit)
+        lse, _ = table_logsumexp(query, rows, 4.5, columns=columns, powers=(2.0, 1.0), unit=bounded)
         assert (lse == float("-inf")).all()
         assert not slope(lse, query).any()
 
 
 @POWERS
-@UNIT
-def test_factors_of_half_precision(tiled: Tiled, powers: tuple[float, ...], unit: bool) -> None:
+@BOUNDED
+def test_factors_of_half_precision(tiled: Tiled, powers: tuple[float, ...], bounded: bool) -> None:
     tiled(7)
     query, table = inputs(torch.float32)
     exact, half = (
-        table_logsumexp(query, table, 5.0, powers=powers, unit=unit, compute_dtype=d)[0]
+        table_logsumexp(query, table, 5.0, powers=powers, unit=bounded, compute_dtype=d)[0]
         for d in (None, torch.bfloat16)
     )
     assert half.dtype == torch.float32
@@ -195,24 +165,12 @@ def test_fewer_launches_without_a_running_maximum(launches: Launches, tiled: Til
     query, _ = inputs(torch.float32)
     table = F.normalize(torch.randn(700, D), dim=1)
 
-    def of(tile: int, unit: bool = True, dtype: torch.dtype | None = None) -> int:
+    def of(tile: int, bounded: bool = True, dtype: torch.dtype | None = None) -> int:
         tiled(tile)
-        return launches(lambda: table_logsumexp(query, table, 5.0, unit=unit, compute_dtype=dtype))
+        return launches(
+            lambda: table_logsumexp(query, table, 5.0, unit=bounded, compute_dtype=dtype)
+        )
 
     assert of(7) - of(70) == 5 * 90
     assert of(7, dtype=torch.bfloat16) - of(70, dtype=torch.bfloat16) == 9 * 90
-    assert of(7) < of(7, unit=False) / 2
-
-
-@UNIT
-def test_memory_does_not_grow_with_the_table(peak_bytes: PeakBytes, unit: bool) -> None:
-    def peak(rows: int) -> int:
-        query = F.normalize(torch.randn(64, 32), dim=1).requires_grad_()
-        table = F.normalize(torch.randn(rows, 32), dim=1)
-        return peak_bytes(lambda: table_logsumexp(query, table, 5.0, unit=unit)[0].sum().backward())
-
-    small, large = peak(8192), peak(65536)
-    assert small > 2**20, "the tile itself must be seen"
-    assert large <= 1.05 * small
-    if unit:
-        assert small < 1.1 * 2**20, "one tile and little else"
+    assert of(7) < of(7, bounded=False) / 2

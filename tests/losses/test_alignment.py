@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from solo_ext.losses import alignment_loss_func, uniformity_loss_func
 from solo_ext.losses.alignment import effective_rank, spread
+from tests.losses.conftest import same
 
 DRAWN = settings(deadline=None, max_examples=30)
 
@@ -23,11 +25,7 @@ def make(count: int, seed: int, dim: int = 3) -> Tensor:
     return torch.randn(count, dim, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-def close(found: Tensor, expected: Tensor, *inputs: Tensor) -> None:
-    """Compares values and gradients."""
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
-    one, two = torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs)
-    torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)
+close = partial(same, values=(1e-9, 1e-11), slopes=(1e-8, 1e-10))
 
 
 @DRAWN
@@ -35,7 +33,7 @@ def close(found: Tensor, expected: Tensor, *inputs: Tensor) -> None:
 def test_alignment_equals_the_loop(count: int, seed: int, alpha: float) -> None:
     x, y = make(count, seed), make(count, seed + 1000)
     terms = [(x[i] - y[i]).square().sum() ** (alpha / 2) for i in range(count)]
-    close(alignment_loss_func(x, y, alpha), torch.stack(terms).mean(), x, y)
+    close(alignment_loss_func(x, y, alpha), torch.stack(terms).mean(), (x, y))
 
 
 @DRAWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from solo_ext.losses import (
     n_pair_loss_func,
     nce_loss_func,
 )
+from tests.losses.conftest import same
 
 DRAWN = settings(deadline=None, max_examples=30)
 
@@ -40,11 +42,7 @@ def cross_entropy(score: Callable[[int, int], Tensor], count: int) -> Tensor:
     return torch.stack(terms).mean()
 
 
-def close(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
-    """Compares values and gradients."""
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    one, two = torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs)
-    torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-10)
+close = partial(same, values=(1e-9, 1e-12), slopes=(1e-7, 1e-10))
 
 
 @DRAWN
@@ -111,9 +109,7 @@ def test_cpc_has_a_matrix_for_each_step(shared: tuple[str, ...]) -> None:
             terms.append(-(f[i] / sum(f)).log())
     inputs, expected = [z, c, weights], torch.stack(terms).mean()
     found = bilinear_info_nce_loss_func(z, c, weights, 0.7)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-    ours, theirs = (torch.autograd.grad(x, inputs) for x in (found, expected))
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    same(found, expected, inputs, values=(1e-12, 0), slopes=(1e-9, 1e-12))
     assert torch.autograd.gradcheck(lambda *x: bilinear_info_nce_loss_func(*x, 0.7), inputs)
 
 
@@ -165,12 +161,10 @@ def test_equals_the_loop(count: int, noise: int | None, seed: int) -> None:
         total = total - (1 / (1 + (-data[i]).exp())).log()
         for logit in other[i].reshape(-1):
             total = total - (1 - 1 / (1 + (-logit).exp())).log()
-    found, expected = nce_loss_func(data, other), total / count
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    one = torch.autograd.grad(found, (data, other))
     # Without noise samples the loop's sum does not reach them.
-    two = torch.autograd.grad(expected + 0 * other.sum(), (data, other))
-    torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-11)
+    expected = total / count + 0 * other.sum()
+    found = nce_loss_func(data, other)
+    same(found, expected, (data, other), values=(1e-10, 1e-12), slopes=(1e-8, 1e-11))
 
 
 def test_is_least_at_the_true_ratio() -> None:

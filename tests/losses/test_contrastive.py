@@ -177,8 +177,8 @@ def test_equals_the_loop(count: int, pool: str, estimator: str, mixes: str) -> N
     anchors, positives = unit(N, generator=generator), unit(N, count, generator=generator)
     candidates = unit(K, generator=generator)
     own = torch.stack([torch.randperm(K, generator=generator)[:2] for _ in range(N)])
+    excluded = own if "own" in pool else None
     settings: Any = {
-        "excluded_columns": own if "own" in pool else None,
         "estimator": ESTIMATORS[estimator],
         "mixing": make_mixing(mixes, anchors, generator),
         "temperature": 0.4,
@@ -188,27 +188,13 @@ def test_equals_the_loop(count: int, pool: str, estimator: str, mixes: str) -> N
         candidates = candidates.detach()
     else:
         inputs.append(candidates)
-    found = contrastive(anchors, positives, candidates, **settings)
-    expected = reference(
-        anchors,
-        positives,
-        candidates,
-        settings["excluded_columns"],
-        settings["estimator"],
-        settings["mixing"],
-        settings["temperature"],
-    )
+    rows = anchors, positives, candidates
+    found = contrastive(*rows, excluded_columns=excluded, **settings)
+    expected = reference(*rows, excluded, **settings)
     check(found, expected, inputs)
     if mixes == "none":
-        by_matrix = plain_contrastive(
-            anchors,
-            positives,
-            candidates,
-            settings["excluded_columns"],
-            temperature=0.4,
-            tau_plus=settings["estimator"].tau_plus,
-            beta=settings["estimator"].beta,
-        )
+        shares = {"tau_plus": settings["estimator"].tau_plus, "beta": settings["estimator"].beta}
+        by_matrix = plain_contrastive(*rows, excluded, temperature=0.4, **shares)
         torch.testing.assert_close(by_matrix, expected.losses.mean(), rtol=1e-10, atol=1e-12)
 
 
@@ -259,18 +245,11 @@ def test_what_is_unranked_is_mixed_all_the_same() -> None:
 def test_more_hard_ones_than_there_are_are_all(excluded: int) -> None:
     generator = torch.Generator().manual_seed(0)
     anchors, positives = unit(N, generator=generator), unit(N, 1, generator=generator)
-    queue = unit(K, generator=generator).detach()
+    rows = anchors, positives, unit(K, generator=generator).detach()
     own = torch.arange(excluded).expand(N, -1) if excluded else None
     draws = draw_mixes(anchors, K - excluded, 5, 5, generator)
     fits, all_rows, many = (
-        contrastive(
-            anchors,
-            positives,
-            queue,
-            excluded_columns=own,
-            mixing=Mixing(number, draws),
-            temperature=0.4,
-        )
+        contrastive(*rows, excluded_columns=own, mixing=Mixing(number, draws), temperature=0.4)
         for number in (K - excluded, K, 1000)
     )
     assert fits.mined.isfinite()

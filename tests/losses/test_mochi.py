@@ -12,6 +12,7 @@ from torch import Tensor
 from solo_ext.losses.contrastive import Mixing, contrastive
 from solo_ext.losses.info_nce import info_nce_loss_func
 from solo_ext.losses.mochi import draw_mixes, mochi_loss_func, plain_mochi
+from tests.losses.conftest import same
 
 
 def make(rows: int, queue: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,9 +45,7 @@ def test_equals_the_plain_form(
     found = mochi_loss_func(query, positive, table, temperature, num_hard, draws=draws)
     unit = F.normalize(query, dim=1), F.normalize(positive, dim=1)
     expected = plain_mochi(*unit, table, mined, draws, temperature)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    ours, theirs = (torch.autograd.grad(x, [query, positive]) for x in (found, expected))
-    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-10)
+    same(found, expected, [query, positive], values=(1e-9, 1e-12), slopes=(1e-7, 1e-10))
 
 
 @pytest.mark.parametrize("queue", [1, 20])

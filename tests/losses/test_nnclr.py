@@ -14,6 +14,7 @@ from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.contrastive import Mixing, NegativeEstimator
 from solo_ext.losses.mochi import draw_mixes, plain_mochi
 from solo_ext.losses.nnclr import nnclr_symmetric_loss_func, nnclr_terms
+from tests.losses.conftest import same
 
 
 def make(batch: int, seed: int = 0) -> list[Tensor]:
@@ -53,10 +54,7 @@ def test_value_and_gradient_equal_the_loop(
         expected = (expected + loop(*inputs, temperature, True)) / 2
     loss = nnclr_symmetric_loss_func(*inputs, temperature, symmetric)
     assert loss.shape == ()
-    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-12)
-    ours, theirs = (torch.autograd.grad(x, inputs) for x in (loss, expected))
-    for found, wanted in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-10)
+    same(loss, expected, inputs, values=(1e-9, 1e-12), slopes=(1e-7, 1e-10))
 
 
 def test_roles_are_exchanged_by_the_column_term_alone() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solo_ext.kernels import dispatch
 from solo_ext.kernels import prototype_contrast as kernel
 from solo_ext.kernels.prototype_contrast import prototype_contrast
 from solo_ext.kernels.sinkhorn import assign
@@ -189,18 +190,13 @@ def test_tiles_do_not_matter(
     weights = torch.tensor([[0.3], [0.7]]).double()
 
     def run() -> tuple[Tensor, ...]:
-        terms = prototype_contrast(
-            student,
-            given.prototypes,
-            [found],
-            weights,
-            given.prior,
-            1 / temperature,
-        )
+        constants = [found], weights, given.prior, 1 / temperature
+        terms = prototype_contrast(student, given.prototypes, *constants)
         inputs = given.student, given.prototypes
         return *terms, *torch.autograd.grad(terms[0], inputs, retain_graph=True)
 
     expected = run()
+    monkeypatch.setattr(dispatch, "_form", lambda *_: "tiles")
     # Blocks of samples may take a larger share of the memory than those of prototypes.
     monkeypatch.setattr(kernel, "tile_rows", lambda *_, share=1: tiles[0 if share > 1 else 1])
     torch.testing.assert_close(run(), expected)

@@ -30,6 +30,16 @@ def differing(ranks: list[Held], own: tuple[str, ...] = ()) -> list[str]:
     return found
 
 
+def assert_trained_alike(alone: Held, ranks: list[Held], own: tuple[str, ...] = ()) -> None:
+    """The steps changed all that learns, and all processes hold the same."""
+    for found in (alone, *ranks):
+        assert "error" not in found, found["error"]
+    for names in alone["trained"]:
+        way = furthest(alone["state"], alone["start"], names)
+        assert 1e-5 < way < 10, f"changed by {way}: {names}"
+    assert not differing(ranks, own)
+
+
 def apart(a: Held, b: Held) -> list[str]:
     """What is not the same, weights to a hundredth of what the steps changed."""
     found, one, other = weights_apart(a, b, 1 / 100), a["state"], b["state"]
@@ -61,12 +71,8 @@ def in_one_order(ranks: list[Held], own: tuple[str, ...] = (), batch: int = BATC
     """What the first of R processes held, rows of queues in the order of one process.
 
     Images are dealt out in turn and keys gathered rank by rank: row ``r * batch / R + i`` of what
-    a step wrote is row ``i * R + r`` of one process's.
-
-    Args:
-        ranks: what each process held.
-        own: how the names of queues begin of which each process has its part.
-        batch: images of a step, all processes together.
+    a step wrote is row ``i * R + r`` of one process's. Of the queues ``own`` each process has its
+    part; ``batch`` counts the images of all processes.
     """
     count, state = len(ranks), dict(ranks[0]["state"])
     for key in [key for key in state if key.startswith(QUEUES)]:

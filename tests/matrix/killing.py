@@ -32,12 +32,7 @@ pretrain(prepare(json.loads(config.read_text())), run_dir=run_dir, show_progress
 
 
 class Runs:
-    """Starts a config's runs and kills them.
-
-    Args:
-        folder: for the config.
-        config: of the runs.
-    """
+    """Starts a config's runs and kills them."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self.config, self.said = folder / "config.json", ""
@@ -46,12 +41,7 @@ class Runs:
     def run(self, run_dir: Path, seconds: float | None = None) -> tuple[float, int]:
         """Starts a process on a run, and kills it after some seconds unless it ends before.
 
-        Args:
-            run_dir: of the run.
-            seconds: until it is killed.
-
-        Returns:
-            How long it lived, and its exit code, -9 for a killed one.
+        Returns how long it lived, and its exit code, -9 for a killed one.
         """
         fork, begin = forks.start("-c", TRAIN, self.config, run_dir), time.monotonic()
         if fork.runs_for(seconds):
@@ -61,21 +51,13 @@ class Runs:
         return lived, fork.wait()
 
     def kill_at_random(self, whole: Path, parts: Path, kills: int, reach: float) -> str:
-        """Trains one run in one life, and another that is killed so many times.
+        """Trains one run in one life, and another that is killed so many times; a line to show.
 
         A kill comes at any moment of its process's life, its start among them: after a time drawn
-        between zero and what makes all parts together get as far as ``reach``.
-
-        Args:
-            whole: run directory of the first.
-            parts: of the other. Where it ends before all kills are done, which a machine whose
-                pace changes can bring about, it is compared and begun anew.
-            kills: how many. As many again, with half as much time more, where a slow machine let
-                none of them get past a checkpoint.
-            reach: share of its life that they would get through if no step were repeated.
-
-        Returns:
-            A line to show.
+        between zero and what makes all parts together get through a share ``reach`` of a life, if
+        no step were repeated. A run that ends before all kills are done is compared and begun
+        anew. Where none of the kills got past a checkpoint there are as many again, with half as
+        much time more.
         """
         life, code = self.run(whole)
         assert code == 0, self.said[-2000:]

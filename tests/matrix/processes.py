@@ -22,12 +22,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
 
-from contrastive_run import from_the_hardest_down, same_draws
+from contrastive_ranks import fix_draws
 
 from solo_ext.data.views import EpochSampler
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.methods import negatives
 
 ORDER = EpochSampler.__iter__
 
@@ -80,8 +79,7 @@ def in_turn(config: dict[str, Any]) -> Callable[[EpochSampler], Iterator[Any]]:
 def main(folder: Path, *words: str) -> None:
     """Trains them one after the other; what goes wrong in one is its note."""
     torch.set_num_threads(1)
-    setattr(negatives, "draw_mixes", same_draws)  # noqa: B010
-    setattr(negatives, "Mixing", from_the_hardest_down)  # noqa: B010
+    fix_draws()
     for name, config in json.loads((folder / "configs.json").read_text()).items():
         # The rank is known before the processes have met.
         file = folder / f"{name}-{int(os.environ.get('LOCAL_RANK', 0))}.pt"

@@ -18,12 +18,10 @@ FILE = Path(__file__).resolve().parents[2] / "results" / "matrix" / "records.jso
 
 
 class Outcome(NamedTuple):
-    """Of a check.
+    """A word for a check, and what it leaves open.
 
-    Attributes:
-        word: ``equal`` to the last bit, ``close`` to floating-point precision, ``agree`` among the
-            processes, ``refused``, ``not run`` or ``failed``.
-        why: what the word leaves open.
+    ``equal`` to the last bit, ``close`` to floating-point precision, ``agree`` among the processes,
+    ``refused``, ``not run`` or ``failed``.
     """
 
     word: str

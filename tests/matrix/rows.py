@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from solo_ext import host
+from tests.conftest import KWARGS
 
 PLUGIN = (
     "debiased",
@@ -17,29 +18,8 @@ PLUGIN = (
     "protoseed",
     "protocpc",
 )
-BUILTIN = (
-    "all4one",
-    "barlow_twins",
-    "byol",
-    "deepclusterv2",
-    "dino",
-    "mae",
-    "mocov2plus",
-    "mocov3",
-    "nnbyol",
-    "nnclr",
-    "nnsiam",
-    "ressl",
-    "simclr",
-    "simsiam",
-    "supcon",
-    "swav",
-    "vibcreg",
-    "vicreg",
-    "wmse",
-)
+BUILTIN = tuple(sorted({*KWARGS, "mae"} - {*PLUGIN}))
 """Of solo-learn's main branch; the release has fewer."""
-TAUGHT = ("seed", "protoseed")
 CHECKS = (
     "resume at epoch",
     "resume mid-epoch",

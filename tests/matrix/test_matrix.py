@@ -20,7 +20,7 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from tests.lab.training.resumable import STEPS, KillAt
 from tests.lab.training.same_run import assert_same_run
-from tests.matrix.compare import apart, differing, furthest, in_one_order
+from tests.matrix.compare import apart, assert_trained_alike, in_one_order
 from tests.matrix.killing import Runs
 from tests.matrix.record import Outcome, note_kills
 from tests.matrix.rows import CHECKS, IN_TURN, LOCAL, OWN, PLUGIN, TWO_CROPS, VIT, methods
@@ -65,13 +65,8 @@ def killed(folder: Path, config: dict[str, Any], kills: int) -> Outcome:
 def in_processes(method: str, noted: Noted, processes: int) -> Outcome:
     """Two steps without batch norm, of several processes and of one on the joined batch."""
     (alone,), ranks = noted(1)[method], noted(processes)[method]
-    for found in (alone, *ranks):
-        assert "error" not in found, found["error"]
     own = OWN.get(method, ())
-    for names in alone["trained"]:
-        way = furthest(alone["state"], alone["start"], names)
-        assert 1e-5 < way < 10, f"changed by {way}: {names}"
-    assert not differing(ranks, own)
+    assert_trained_alike(alone, ranks, own)
     generation, joined = host.load().info.generation, in_one_order(ranks, own)
     if method not in LOCAL[generation]:
         assert not apart(joined, alone)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from tests.conftest import KWARGS
+from tests.conftest import DISTILLATION, KWARGS
 from tests.lab.training.resumable import MakeConfig, config_of
-from tests.matrix.rows import MAE, TAUGHT, VIT
+from tests.matrix.rows import MAE, VIT
 from tests.scripts import run_script
 
 ConfigOf = Callable[..., dict[str, Any]]
@@ -38,7 +38,7 @@ def config_maker(make_config: MakeConfig, make_distilled: MakeConfig) -> ConfigO
     """``make(method, section={...}, ...)``: three epochs of six steps, on the CPU."""
 
     def make(method: str, **changes: Any) -> dict[str, Any]:
-        of = make_distilled if method in TAUGHT else make_config
+        of = make_distilled if method in DISTILLATION else make_config
         if method != "mae":
             return config_of(of, method, **changes)
         changes.pop("backbone", None)
@@ -52,7 +52,9 @@ def two_steps(
     make: ConfigOf, method: str, processes: int, batch: int, **changes: Any
 ) -> dict[str, Any]:
     """A config without batch norm and random crops, of so many images to a process and batch."""
-    kwargs = {**({} if method == "metric" else KWARGS.get(method, {})), **FITTING.get(method, {})}
+    kwargs = {} if method == "metric" else KWARGS.get(method, {})
+    kwargs = {**kwargs, **FITTING.get(method, {}), **changes.pop("method_kwargs", {})}
+    changes.setdefault("augmentations", FIXED_CROPS[:1] if method == "mae" else FIXED_CROPS)
     if method == "wmse":
         kwargs["whitening_size"] = batch
     if "queue_size" in kwargs:
@@ -62,7 +64,6 @@ def two_steps(
     config = make(
         method,
         method_kwargs=kwargs,
-        augmentations=FIXED_CROPS[:1] if method == "mae" else FIXED_CROPS,
         optimizer={"batch_size": batch, "lr": LR.get(method, 0.5), "kwargs": {"momentum": 0.9}},
         scheduler={"name": "none"},
         backbone=VIT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
 from solo_ext.memory.state import keep_out_of_broadcast
+from tests.memory.conftest import through_a_file
 
 
 def test_loads_clusters_of_an_earlier_checkpoint() -> None:
@@ -30,14 +30,6 @@ def test_loads_clusters_of_an_earlier_checkpoint() -> None:
 
 def rows(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.float32).unsqueeze(1)
-
-
-def through_a_file(module: nn.Module) -> dict[str, Tensor]:
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    state: dict[str, Tensor] = torch.load(file, weights_only=True)
-    return state
 
 
 def test_queue_starts_as_random_directions() -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from solo_ext.core.errors import UserError
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.memory.teacher import Teacher
+from tests.memory.conftest import through_a_file
 
 
 def networks(seed: int = 0) -> tuple[nn.Module, nn.Module]:
@@ -37,14 +37,6 @@ class Method(nn.Module):
         self.student = nn.Linear(4, 5)
         self.queue = FeatureQueue(6, 2)
         self.teacher = teacher
-
-
-def through_a_file(module: nn.Module) -> dict[str, Tensor]:
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    state: dict[str, Tensor] = torch.load(file, weights_only=True)
-    return state
 
 
 def test_outputs_are_those_of_the_networks() -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
-from solo_ext.methods import load_all
-from tests.methods.contrastive_run import CONTRASTIVE, DIM, built
+from solo_ext.losses.mochi import draw_mixes
+from solo_ext.methods import load_all, negatives
+from tests.conftest import DISTILLATION
+from tests.methods.contrastive_ranks import CONTRASTIVE, built
 
 MakeConfig = Callable[..., dict[str, Any]]
 # Tests look methods up by name.
@@ -44,6 +44,20 @@ def build(make_config: MakeConfig) -> Callable[..., Any]:
     return make
 
 
+@pytest.fixture(scope="session")
+def make_method(make_config: MakeConfig, make_distilled: MakeConfig) -> Callable[..., Any]:
+    """``make(name, augmentations=None, **method_kwargs)``: a method, with a teacher or without."""
+
+    def make(name: str, augmentations: Any = None, **kwargs: Any) -> Any:
+        of = make_distilled if name in DISTILLATION else make_config
+        changes = {} if augmentations is None else {"augmentations": augmentations}
+        prepared = prepare(of(name, method_kwargs=kwargs, **changes))
+        torch.manual_seed(0)
+        return prepared.method(prepared.cfg)
+
+    return make
+
+
 @pytest.fixture
 def train(make_config: MakeConfig, tmp_path: Path) -> Callable[..., dict[str, float]]:
     """``train(name, *callbacks, section={...})``: a tiny run; what it logged, last values."""
@@ -60,56 +74,14 @@ def train(make_config: MakeConfig, tmp_path: Path) -> Callable[..., dict[str, fl
     return run
 
 
-class _OnDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses to make a tensor anywhere else: a copy between devices waits for both."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            assert not isinstance(tensor, Tensor) or tensor.device == self.device, func
-        return out
-
-
 @pytest.fixture
-def on_meta() -> TorchDispatchMode:
-    """Context in which every new tensor must be on the device ``meta``."""
-    return _OnDevice(torch.device("meta"))
+def draws(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """All draws of mixtures, in order."""
+    seen: list[Any] = []
 
+    def note(*args: Any) -> Any:
+        seen.append(draw_mixes(*args))
+        return seen[-1]
 
-@pytest.fixture
-def features() -> Callable[..., list[Tensor]]:
-    """``features(count, rows=4)``: embeddings with gradient, views of the same images alike."""
-
-    def make(count: int, rows: int = 4) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(1)
-        images = torch.randn(rows, DIM, generator=generator)
-        noise = torch.randn(count, rows, DIM, generator=generator)
-        return [(images + x).requires_grad_() for x in noise]
-
-    return make
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], dict[str, Tensor]]:
-    """``log(method)``: what the method will log, without a trainer."""
-
-    def listen(method: Any) -> dict[str, Tensor]:
-        logged: dict[str, Tensor] = {}
-        monkeypatch.setattr(method, "log_dict", lambda metrics, **_: logged.update(metrics))
-        return logged
-
-    return listen
-
-
-@pytest.fixture
-def gradients() -> Callable[[Tensor, Sequence[Tensor]], list[Tensor]]:
-    """``gradients(loss, inputs)``: of a loss, the graph kept."""
-
-    def compute(loss: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-        return list(torch.autograd.grad(loss, inputs, retain_graph=True))
-
-    return compute
+    monkeypatch.setattr(negatives, "draw_mixes", note)
+    return seen

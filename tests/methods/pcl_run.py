@@ -1,16 +1,18 @@
-"""A run of PCL that Lightning starts once per process, for ``test_pcl_distributed.py``.
+"""A run of PCL that Lightning starts once per process.
 
-python pcl_run.py FOLDER key=value ...
+python pcl_run.py FOLDER [failing] key=value ...
+
+Failing, the second of the processes cannot embed.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
@@ -20,31 +22,10 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.memory.features import FeatureBank
 from solo_ext.memory.state import keep_out_of_broadcast
+from solo_ext.methods import PCL
+from solo_ext.methods.e_step import EStep
 
-BATCH = 40
-
-
-def fixed(dim: int, size: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Queries, keys and sample indices of a whole batch, the same in every process."""
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(4, BATCH, dim, generator=generator)
-    keys = torch.nn.functional.normalize(z[2:], dim=2)
-    return list(z[:2]), list(keys), torch.randperm(size, generator=generator)[:BATCH]
-
-
-def loss_of_fixed_features(method: Any) -> dict[str, Any]:
-    """The loss on this rank's part of a batch, averaged over ranks as DDP would."""
-    count = distributed.total(method.prototypes.assignments.shape[1], method.device)
-    queries, keys, indices = fixed(128, count)
-    world, rank = distributed.world_size(), distributed.rank()
-    own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-    mine = [q[own].clone().requires_grad_() for q in queries]
-    loss, _ = method.contrast(mine, [k[own] for k in keys], indices[own])
-    gradients = torch.autograd.grad(loss, mine)
-    loss = loss.detach()
-    if world > 1:
-        dist.all_reduce(loss)
-    return {"loss": loss / world, "gradients": [g / world for g in gradients]}
+FAILING = "failing"
 
 
 class Notes(Callback):
@@ -72,7 +53,6 @@ class Notes(Callback):
                 "assignments": method.prototypes.assignments.clone(),
                 "means": [m.clone() for m in method.prototypes.means],
                 "weights": [{k: v.clone() for k, v in n.state_dict().items()} for n in networks],
-                "fixed": loss_of_fixed_features(method),
             }
         )
 
@@ -86,12 +66,35 @@ class Notes(Callback):
         torch.save(self.seen, self.folder / f"rank-{trainer.global_rank}.pt")
 
 
+def embed_or_fail(method: PCL, X: Tensor) -> Tensor:
+    """Stands in for a second process whose device has no memory left."""
+    if distributed.rank() == 1:
+        raise torch.OutOfMemoryError("of 9 GiB")
+    z: Tensor = method.momentum_projector(method.momentum_forward(X)["feats"])
+    return z
+
+
+def noted(*args: Any) -> dict[str, float]:
+    """Writes down the error of each process, and when."""
+    try:
+        return run(*args)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error} at {time.time()}"
+        (folder / f"rank-{distributed.rank()}.txt").write_text(text)
+        raise
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    notes = Notes(folder)
+    folder, words = Path(sys.argv[1]), sys.argv[2:]
+    callbacks: list[Callback] = [Notes(folder)]
+    if words[0] == FAILING:
+        run, callbacks = EStep.run, []
+        EStep.run = noted  # type: ignore[method-assign]
+        PCL.embed = embed_or_fail  # type: ignore[method-assign]
+        del words[0]
     pretrain(
-        prepare(compose("digits/pcl", sys.argv[2:])),
+        prepare(compose("digits/pcl", words)),
         run_dir=folder / "run",
-        callbacks=[notes],
+        callbacks=callbacks,
         show_progress=False,
     )

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws
 from solo_ext.losses.contrastive import ContrastiveTerms, Mixing, NegativeEstimator, contrastive
-from solo_ext.losses.mochi import draw_mixes
 from solo_ext.methods import negatives as module
 from solo_ext.methods.negatives import annealed_beta
+from tests.methods.steps import features, gradients, logged_by
 
 Build = Callable[..., Any]
 INDICES, TARGETS = torch.tensor([3, 11, 7, 0]), torch.tensor([0, 1, 0, 2])
@@ -132,18 +132,10 @@ def by_definition(
     return loss, {f"train_{name}": means[key] for key, name in names.items()}
 
 
-@pytest.fixture
-def draws(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """All draws of mixtures, which go from the hardest negative down."""
-    seen: list[Any] = []
-
-    def note(*args: Any) -> Any:
-        seen.append(draw_mixes(*args))
-        return seen[-1]
-
-    monkeypatch.setattr(module, "draw_mixes", note)
+@pytest.fixture(autouse=True)
+def from_the_hardest_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws count from the hardest negative, not from any order of the same rows."""
     monkeypatch.setattr(module, "Mixing", lambda num, drawn, ranked: Mixing(num, drawn))
-    return seen
 
 
 def settings(positives: str, negatives: str, estimate: str, mixing: bool) -> dict[str, Any]:
@@ -176,8 +168,6 @@ def inputs(views: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 @pytest.mark.parametrize("positives", ["view", "nearest_neighbor", "prototype"])
 def test_loss_is_that_of_each_anchor_by_itself(
     build: Build,
-    features: Any,
-    gradients: Any,
     draws: list[Any],
     positives: str,
     negatives: str,
@@ -204,7 +194,7 @@ def test_loss_is_that_of_each_anchor_by_itself(
     [{"symmetric": False}, {"detach_weights": True}, {"symmetric": False, "negatives": "queue"}],
     ids=str,
 )
-def test_options(build: Build, features: Any, gradients: Any, changes: dict[str, Any]) -> None:
+def test_options(build: Build, changes: dict[str, Any]) -> None:
     negatives = changes.get("negatives", "batch")
     method = build(**settings("nearest_neighbor", negatives, "hard", False) | changes)
     queries, keys = inputs(features(2))
@@ -219,13 +209,7 @@ def test_options(build: Build, features: Any, gradients: Any, changes: dict[str,
 @pytest.mark.parametrize("small", [0, 2])
 @pytest.mark.parametrize("mixing", [False, True], ids=["", "mixing"])
 def test_own_earlier_keys_of_a_queue_are_left_out(
-    build: Build,
-    features: Any,
-    gradients: Any,
-    draws: list[Any],
-    log: Any,
-    mixing: bool,
-    small: int,
+    build: Build, draws: list[Any], mixing: bool, small: int
 ) -> None:
     """Neither negatives nor mixed; the fourth image's were overwritten."""
     given = settings("view", "queue", "hard", mixing)
@@ -242,7 +226,7 @@ def test_own_earlier_keys_of_a_queue_are_left_out(
     )
     assert {k: metrics[k].item() for k in terms} == pytest.approx(terms, rel=1e-4, abs=1e-5)
     if mixing:
-        logged = log(method)
+        logged = logged_by(method)
         method.on_train_epoch_end()
         same, (queue, unit) = 0, (method.queues[1], F.normalize(queries[0], dim=1))
         for i, image in enumerate(INDICES):
@@ -268,7 +252,7 @@ def test_annealed_beta_is_that_of_the_official_code(epochs: int) -> None:
     assert [annealed_beta(0.7, e, epochs) for e in range(epochs)] == pytest.approx(found)
 
 
-def test_factors_in_bf16(build: Build, features: Any) -> None:
+def test_factors_in_bf16(build: Build) -> None:
     """Near the loss of fp32, and no more than near."""
     queries, keys = inputs(features(2))
     exact, narrow = (
@@ -281,7 +265,7 @@ def test_factors_in_bf16(build: Build, features: Any) -> None:
     assert narrow != pytest.approx(exact, rel=1e-6)
 
 
-def test_own_earlier_embedding_is_left_out(build: Build, features: Any) -> None:
+def test_own_earlier_embedding_is_left_out(build: Build) -> None:
     """It is the nearest; the number of the image, not its place in the batch, tells it."""
     queries, keys = inputs(features(2))
     for exclude in (False, True):
@@ -300,9 +284,7 @@ def test_own_earlier_embedding_is_left_out(build: Build, features: Any) -> None:
 
 
 @pytest.mark.parametrize(("encoded", "known"), [(None, True), (True, True), (False, False)])
-def test_images_without_a_number(
-    build: Build, features: Any, encoded: bool | None, known: bool
-) -> None:
+def test_images_without_a_number(build: Build, encoded: bool | None, known: bool) -> None:
     """DALI's batches then count from 0 in every step: no image can be told from another."""
     queries, keys = inputs(features(2))
     method = build(positives="nearest_neighbor", support_set={"size": 8})
@@ -315,7 +297,7 @@ def test_images_without_a_number(
     assert {"train_nn_acc", "train_nn_similarity"} <= metrics.keys()
 
 
-def test_neighbours_labels(build: Build, features: Any) -> None:
+def test_neighbours_labels(build: Build) -> None:
     """The share of neighbours with the image's label, where both have one."""
     queries, keys = inputs(features(2))
     method = build(positives="nearest_neighbor", support_set={"size": 8})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solo_ext.losses.mochi import draw_mixes
 from solo_ext.memory.heads import split_batch_norm
-from solo_ext.methods import Debiased
-from solo_ext.methods import negatives as module
+from solo_ext.methods import PCL
 from solo_ext.methods.contrastive import Contrastive
+from tests.methods.contrastive_ranks import CONTRASTIVE
+from tests.methods.steps import features, logged_by
 
 Build = Callable[..., Any]
 NEAR = {"positives": "nearest_neighbor", "support_set": {"size": 12}, "pred_hidden_dim": 16}
@@ -75,7 +73,7 @@ def test_running_statistics_are_the_mean_of_the_parts() -> None:
     ids=["batch", "near", "queue", "near, queue"],
 )
 def test_queries_and_keys(
-    build: Build, log: Any, monkeypatch: pytest.MonkeyPatch, kwargs: dict[str, Any], small: int
+    build: Build, monkeypatch: pytest.MonkeyPatch, kwargs: dict[str, Any], small: int
 ) -> None:
     """Queries: predictions of all crops, keys: embeddings of the large ones, without gradient."""
     method = build(small=small, **kwargs).eval()
@@ -83,7 +81,7 @@ def test_queries_and_keys(
     for name, p in method.named_parameters():
         if name.startswith("momentum"):
             p.data += 0.1 * torch.randn_like(p)
-    logged, given = log(method), batch(2 + small)
+    logged, given = logged_by(method), batch(2 + small)
     seen: list[Any] = []
     contrast = method.contrast
 
@@ -117,93 +115,84 @@ def test_queries_and_keys(
     torch.testing.assert_close(loss, logged["train_debiased_loss"] + sum(classify) / 2)
 
 
-@pytest.mark.parametrize("kwargs", [NEAR, FROM_QUEUE, {**NEAR, **FROM_QUEUE}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [
+        (CONTRASTIVE, NEAR),
+        (CONTRASTIVE, FROM_QUEUE),
+        (CONTRASTIVE, {**NEAR, **FROM_QUEUE}),
+        (PCL, {"num_prototypes": [3, 4], "queue_size": 9, "symmetric": True}),
+    ],
+    ids=str,
+)
 def test_gradients_go_to_the_online_networks_alone(
-    build: Build, log: Any, kwargs: dict[str, Any]
+    build: Build, kind: Any, kwargs: dict[str, Any]
 ) -> None:
     # timm starts residual branches at zero, which keeps gradients from their first layers.
-    method = build(**kwargs)
+    method = build(kind, **kwargs)
     for name, p in method.named_parameters():
         if "bn2.weight" in name:
             p.data.fill_(1.0)
-    log(method)
+    logged_by(method)
     method.training_step(batch(), 0).backward()
     for name, p in method.named_parameters():
         assert (p.grad is not None and bool(p.grad.any())) != name.startswith("momentum"), name
 
 
-def test_the_online_classifier_learns_alone(build: Build, log: Any) -> None:
+def test_the_online_classifier_learns_alone(build: Build) -> None:
     """Its loss goes no further than the features: other weights of it change no other gradient."""
     found = []
     for scale in (1, 5):
         method = build()
         method.classifier.weight.data *= scale
-        log(method)
+        logged_by(method)
         method.training_step(batch(), 0).backward()
         found.append({name: p.grad for name, p in method.named_parameters()})
     for name, gradient in found[0].items():
         assert torch.equal(gradient, found[1][name]) != name.startswith("classifier"), name
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is drawn, in order."""
-    seen: list[Any] = []
-
-    def note(*args: Any) -> Any:
-        seen.append(draw_mixes(*args))
-        return seen[-1]
-
-    monkeypatch.setattr(module, "draw_mixes", note)
-    return seen
-
-
 def test_draws_follow_seed_rank_epoch_and_step(
-    build: Build, log: Any, drawn: list[Any], monkeypatch: pytest.MonkeyPatch
+    build: Build, draws: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others in each direction, and the same again at the same place."""
     method = build(**FROM_QUEUE, mixing=MIXES)
-    log(method)
+    logged_by(method)
     place = {"rank": 0, "epoch": 0, "step": 0, "seed": 5}
     monkeypatch.setattr(Contrastive, "current_epoch", property(lambda _: place["epoch"]))
     monkeypatch.setattr("solo_ext.core.distributed.rank", lambda: place["rank"])
 
-    def draws(**changes: int) -> list[Tensor]:
+    def drawn(**changes: int) -> list[Tensor]:
         place.update({"rank": 0, "epoch": 0, "step": 0, "seed": 5, **changes})
         method.cfg.seed = place["seed"]
-        drawn.clear()
+        draws.clear()
         method.training_step(batch(), place["step"])
-        assert len(drawn) == 2
-        return [torch.cat([x.flatten().double() for x in d]) for d in drawn]
+        assert len(draws) == 2
+        return [torch.cat([x.flatten().double() for x in d]) for d in draws]
 
-    first = draws()
-    for one, two in zip(first, draws(), strict=True):
+    first = drawn()
+    for one, two in zip(first, drawn(), strict=True):
         assert torch.equal(one, two)
-    others = [x for k in ("rank", "epoch", "step", "seed") for x in draws(**{k: 1})]
+    others = [x for k in ("rank", "epoch", "step", "seed") for x in drawn(**{k: 1})]
     every = [*first, *others]
     assert len({tuple(x.tolist()) for x in every}) == len(every) == 10
 
 
-def test_mining_takes_what_a_small_batch_has(build: Build, log: Any, drawn: list[Any]) -> None:
+def test_mining_takes_what_a_small_batch_has(build: Build, draws: list[Any]) -> None:
     """All other images' crops, and no crop of one's own image."""
     for kwargs, available in (({}, 10), (NEAR, 5), (FROM_QUEUE, 9)):
         method = build(**kwargs, mixing={**MIXES, "num_hard": 9 if kwargs is FROM_QUEUE else 1024})
-        logged = log(method)
+        logged = logged_by(method)
         method.training_step(batch(), 0)
-        assert {int(x) for d in drawn for x in d.pair_indices.flatten()} == set(range(available))
+        assert {int(x) for d in draws for x in d.pair_indices.flatten()} == set(range(available))
         assert logged["train_mined_similarity"].isfinite()
-        drawn.clear()
+        draws.clear()
 
 
 @pytest.mark.parametrize(("epoch", "mixes"), [(0, False), (1, False), (2, True), (3, True)])
 @pytest.mark.parametrize("negatives", ["batch", "queue"])
 def test_nothing_is_mixed_in_warm_up_epochs(
-    build: Build,
-    features: Any,
-    negatives: str,
-    epoch: int,
-    mixes: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Build, negatives: str, epoch: int, mixes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Contrastive, "current_epoch", property(lambda _: epoch))
     queries, indices = features(2), torch.arange(4)
@@ -218,25 +207,6 @@ def test_nothing_is_mixed_in_warm_up_epochs(
     assert torch.equal(loss, expected) == (not mixes)
     more = {"train_mined_similarity", "train_mixed_similarity"} if mixes else set()
     assert set(metrics) == set(without) | more
-
-
-def test_debiased_by_its_formula(build: Build, log: Any) -> None:
-    """With three crops the estimate takes the mean over all other crops of the image (M of it)."""
-    method, given = build(Debiased, small=1), batch(3)
-    method.eval()
-    logged, (_, views, targets) = log(method), given
-    loss = method.training_step(given, 0)
-    unit = [F.normalize(method.multicrop_forward(view)["z"], dim=1) for view in views]
-    losses = []
-    for v, row in itertools.product(range(3), range(len(targets))):
-        similar = [(z @ unit[v][row] / 0.5).exp() for z in unit]
-        positives = torch.stack([s[row] for u, s in enumerate(similar) if u != v])
-        negatives = torch.cat([torch.cat((s[:row], s[row + 1 :])) for s in similar])
-        estimate = (negatives.mean() - 0.1 * positives.mean()) / 0.9
-        mass = len(negatives) * estimate.clamp(min=math.exp(-2))
-        losses.append((-(positives / (positives + mass)).log()).mean())
-    torch.testing.assert_close(logged["train_debiased_loss"], torch.stack(losses).mean())
-    torch.testing.assert_close(loss, logged["train_debiased_loss"] + logged["train_class_loss"])
 
 
 @pytest.mark.parametrize("batch_norm", [True, False])

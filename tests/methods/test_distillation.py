@@ -21,6 +21,7 @@ from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.pretrained.teachers import load_teacher
 
 MakeConfig = Callable[..., dict[str, Any]]
+Build = Callable[..., Any]
 METHODS = ("seed", "protoseed")
 SIDE = 16
 VIT = {
@@ -29,15 +30,9 @@ VIT = {
 }
 
 
-def built(config: dict[str, Any]) -> Any:
-    prepared = prepare(config)
-    torch.manual_seed(0)
-    return prepared.method(prepared.cfg)
-
-
-def refusal(config: dict[str, Any]) -> ConfigError:
+def refusal(make: Callable[..., Any], *args: Any, **kwargs: Any) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        built(config)
+        make(*args, **kwargs)
     assert len(str(caught.value).splitlines()) == 1
     return caught.value
 
@@ -50,13 +45,9 @@ class Watch(Callback):
         self.after: dict[str, Tensor] = {}
         self.seen: list[Tensor] = []
         self.crops: list[Tensor] = []
-        self.optimised: set[int] = set()
 
     def on_train_start(self, trainer: Any, method: Any) -> None:
         self.before = _weights(method.teacher)
-        self.optimised = {
-            id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]
-        }
         method.teacher.register_forward_pre_hook(lambda _, args: self.seen.append(args[0].clone()))
 
     def on_train_batch_start(self, trainer: Any, method: Any, batch: Any, batch_idx: int) -> None:
@@ -99,8 +90,8 @@ def test_an_epoch_leaves_the_teacher_as_it_was(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_teacher_is_not_optimised(method: str, make_distilled: MakeConfig) -> None:
-    network = built(make_distilled(method))
+def test_the_teacher_is_not_optimised(method: str, make_method: Build) -> None:
+    network = make_method(method)
     assert list(network.teacher.parameters())
     assert not any(p.requires_grad for p in network.teacher.parameters())
     held = {id(p) for group in network.learnable_params for p in group["params"]}
@@ -110,58 +101,31 @@ def test_the_teacher_is_not_optimised(method: str, make_distilled: MakeConfig) -
     assert not any(m.training for m in network.teacher.modules())
 
 
-def test_under_the_teacher_s_own_normalisation(make_distilled: MakeConfig) -> None:
-    mean, std = [0.3, 0.4, 0.5], [0.2, 0.3, 0.4]
-    own = {"crop_size": SIDE, "num_crops": 1, "mean": mean, "std": std}
-    network, same = (
-        built(make_distilled("seed", augmentations=[a]))
-        for a in (own, {"crop_size": SIDE, "num_crops": 1})
-    )
+OWN = {"crop_size": SIDE, "num_crops": 1, "mean": [0.3, 0.4, 0.5], "std": [0.2, 0.3, 0.4]}
+ONE = {"crop_size": SIDE, "num_crops": 1}
+
+
+def test_under_the_teacher_s_own_normalisation(make_method: Build) -> None:
+    network, same = (make_method("seed", [crop]) for crop in (OWN, ONE))
     pixels = torch.rand(4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 
     def normalised(m: Any, s: Any) -> Tensor:
         return (pixels - torch.tensor(m).view(3, 1, 1)) / torch.tensor(s).view(3, 1, 1)
 
-    loaded = load_teacher(TeacherKwargs(layout="run", path=_path(network)))
-    (found,) = network.targets([normalised(mean, std)])
+    given = normalised(OWN["mean"], OWN["std"])
+    path = str(network.cfg.method_kwargs.teacher.path)
+    loaded = load_teacher(TeacherKwargs(layout="run", path=path))
+    (found,), (other,) = network.targets([given]), same.targets([given])
     (expected,) = same.targets([normalised(loaded.mean, loaded.std)])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    (other,) = same.targets([normalised(mean, std)])
     assert (other - expected).abs().max() > 1e-2
 
 
-def test_each_crop_has_its_own_normalisation(make_distilled: MakeConfig) -> None:
-    mean, std = [0.3, 0.4, 0.5], [0.2, 0.3, 0.4]
-    crops = [
-        {"crop_size": SIDE, "num_crops": 1},
-        {"crop_size": SIDE, "num_crops": 1, "mean": mean, "std": std},
-    ]
-    network = built(make_distilled("seed", augmentations=crops))
-    first, second = network.teacher_views
+def test_each_crop_has_its_own_normalisation(make_method: Build) -> None:
+    first, second = make_method("seed", [ONE, OWN]).teacher_views
     x = torch.randn(2, 3, SIDE, SIDE)
     torch.testing.assert_close(first(x), x)
     assert (second(x) - x).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_nothing_of_teacher_and_tables_is_broadcast(
-    method: str, make_distilled: MakeConfig
-) -> None:
-    network = built(make_distilled(method))
-    kept_out = set(network._ddp_params_and_buffers_to_ignore)
-    held = {
-        name
-        for name, _ in (*network.named_parameters(), *network.named_buffers())
-        if name.startswith("teacher.")
-    }
-    tables = {"seed": "queues.0.value", "protoseed": "prior.value"}
-    assert held
-    assert {*held, tables[method]} <= kept_out
-    assert not any(name.startswith(("backbone.", "projector.")) for name in kept_out)
-
-
-def _path(network: Any) -> str:
-    return str(network.cfg.method_kwargs.teacher.path)
 
 
 def test_another_teacher_is_refused_on_resume(
@@ -182,93 +146,102 @@ def test_another_teacher_is_refused_on_resume(
         pretrain(prepare(config), run_dir=run, show_progress=False)
 
 
-def test_heads(make_distilled: MakeConfig) -> None:
+LINEAR, NORM, RELU = nn.Linear, nn.BatchNorm1d, nn.ReLU
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "layers"),
+    [
+        ({}, [LINEAR, RELU, LINEAR]),
+        ({"head_batch_norm": True}, [LINEAR, NORM, RELU, LINEAR]),
+        ({"proj_layers": 3}, [LINEAR, RELU, LINEAR, RELU, LINEAR]),
+        # solo-learn's SwAV has a normalised head.
+        ({"head": "teacher"}, [LINEAR, NORM, RELU, LINEAR]),
+        ({"head": "teacher", "head_batch_norm": False}, [LINEAR, RELU, LINEAR]),
+    ],
+)
+def test_heads(kwargs: dict[str, Any], layers: list[Any], make_method: Build) -> None:
     """Like the teacher's, or of linear layers; both as long as the teacher's embeddings."""
-
-    def kinds(**kwargs: Any) -> list[type[nn.Module]]:
-        network = built(make_distilled("seed", method_kwargs=kwargs))
-        out = network(torch.randn(3, 3, SIDE, SIDE))["z"]
-        assert out.shape == (3, 8)
-        return [type(m) for m in network.projector]
-
-    mlp = [nn.Linear, nn.ReLU, nn.Linear]
-    normalised = [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
-    assert kinds() == mlp
-    assert kinds(head_batch_norm=True) == normalised
-    assert kinds(proj_layers=3) == [nn.Linear, nn.ReLU, *mlp]
-    # solo-learn's SwAV has a normalised head.
-    assert kinds(head="teacher") == normalised
-    assert kinds(head="teacher", head_batch_norm=False) == mlp
-    network = built(make_distilled("seed", method_kwargs={"proj_hidden_dim": 5}))
-    assert network.projector[0].out_features == 5
+    network = make_method("seed", proj_hidden_dim=5, **kwargs)
+    assert network(torch.randn(3, 3, SIDE, SIDE))["z"].shape == (3, 8)
+    assert [type(layer) for layer in network.projector] == layers
+    assert kwargs.get("head") == "teacher" or network.projector[0].out_features == 5
 
 
 def test_a_vision_transformer_s_student_has_batch_norm(
-    make_distilled: MakeConfig, make_config: MakeConfig, tmp_path: Path
+    make_method: Build, make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    config = make_config("mocov2plus")
-    config["backbone"] = VIT
     run = tmp_path / "vit"
-    pretrain(prepare(config), run_dir=run, show_progress=False)
+    pretrain(prepare(make_config("mocov2plus") | {"backbone": VIT}), run_dir=run)
     section = {"path": str(run)}
     for given, expected in ((None, True), (False, False)):
-        changes = {"teacher": dict(section), "head": "teacher", "head_batch_norm": given}
-        network = built(make_distilled("seed", method_kwargs=changes))
-        found = any(isinstance(m, nn.BatchNorm1d) for m in network.projector.modules())
-        assert found is expected
+        network = make_method("seed", teacher=section, head="teacher", head_batch_norm=given)
+        assert any(isinstance(m, NORM) for m in network.projector.modules()) is expected
     # It takes images of one size only.
-    larger = [{"crop_size": 24, "num_crops": 1}]
-    error = refusal(
-        make_distilled("seed", method_kwargs={"teacher": section}, augmentations=larger)
-    )
+    error = refusal(make_method, "seed", [{"crop_size": 24, "num_crops": 1}], teacher=section)
     assert error.key == "augmentations"
     assert "24" in str(error)
     assert "crops of 16" in str(error)
 
 
-def test_a_teacher_without_head(make_distilled: MakeConfig, tmp_path: Path) -> None:
-    model = timm.create_model("resnet10t", channels=(8, 8, 8, 8), num_classes=0)
+def test_a_teacher_without_head(make_method: Build, tmp_path: Path) -> None:
+    kwargs = {"channels": [8, 8, 8, 8]}
+    model = timm.create_model("resnet10t", num_classes=0, **kwargs)
     file = tmp_path / "weights.pth"
     torch.save(model.state_dict(), file)
-    section = {
-        "layout": "timm",
-        "path": str(file),
-        "model": "resnet10t",
-        "model_kwargs": {"channels": [8, 8, 8, 8]},
-    }
-    error = refusal(make_distilled("protoseed", method_kwargs={"teacher": section}))
+    section = {"layout": "timm", "path": str(file), "model": "resnet10t", "model_kwargs": kwargs}
+    error = refusal(make_method, "protoseed", teacher=section)
     assert error.key == "method_kwargs.head"
     assert "mlp" in str(error)
-    config = make_distilled("protoseed", method_kwargs={"teacher": section, "head": "mlp"})
-    network = built(config)
+    network = make_method("protoseed", teacher=section, head="mlp")
     assert network.projector[-1].out_features == model.num_features
 
 
+SWAV = {"layout": "swav", "path": "/nowhere/swav_800ep_pretrain.pth.tar"}
+REGRESSION = {"loss": "regression", "teacher_temperature": None}
+
+
 @pytest.mark.parametrize(
-    ("changes", "key", "says"),
+    ("method", "kwargs", "key", "says"),
     [
-        ({"teacher": {"path": None}}, "method_kwargs.teacher.path", "run directory"),
-        ({"teacher": {"path": "/nowhere/teacher"}}, "method_kwargs.teacher.path", "/nowhere"),
-        (
-            {"teacher": {"layout": "swav", "path": "/nowhere/swav_800ep_pretrain.pth.tar"}},
-            "method_kwargs.teacher.path",
-            "https://",
-        ),
-        ({"teacher": {"dtype": "int8"}}, "method_kwargs.teacher.dtype", "bfloat16"),
-        ({"head": "teachers"}, "method_kwargs.head", "teacher"),
+        ("protoseed", {"teacher": {"path": None}}, "teacher.path", "run directory"),
+        ("protoseed", {"teacher": {"path": "/nowhere/teacher"}}, "teacher.path", "/nowhere"),
+        ("protoseed", {"teacher": SWAV}, "teacher.path", "https://"),
+        ("protoseed", {"teacher": {"dtype": "int8"}}, "teacher.dtype", "bfloat16"),
+        ("protoseed", {"head": "teachers"}, "head", "teacher"),
+        ("protoseed", {"prototypes": "old"}, "num_prototypes", "8"),
+        ("protoseed", {"num_prototypes": 0}, "num_prototypes", "greater than 0"),
+        ("protoseed", {"prior_momentum": 1.5}, "prior_momentum", "1"),
+        ("protoseed", {"assignment": "hard"}, "assignment", "softmax"),
+        ("protoseed", {"teacher_temperature": 0.0}, "teacher_temperature", "greater than 0"),
+        ("seed", {"teacher_temperature": 0.0}, "teacher_temperature", "greater than 0"),
+        ("seed", {"teacher_temperature": None}, "teacher_temperature", ""),
+        ("seed", {"loss": "regression", "teacher_temperature": 0.01}, "teacher_temperature", ""),
+        ("seed", {"tau_plus": 0.1}, "tau_plus", ""),
+        ("seed", {**REGRESSION, "beta": 1.0}, "beta", ""),
+        ("seed", {"mixing": {"num_pair_mixes": 3}}, "mixing", ""),
     ],
+    ids=str,
 )
-def test_refused_before_training(
-    changes: dict[str, Any], key: str, says: str, make_distilled: MakeConfig
+def test_refused_settings(
+    method: str,
+    kwargs: dict[str, Any],
+    key: str,
+    says: str,
+    make_distilled: MakeConfig,
+    make_method: Build,
 ) -> None:
-    error = refusal(make_distilled("protoseed", method_kwargs=changes))
-    assert error.key == key
+    if method == "seed":
+        # What does not depend on the teacher is refused before its file is read.
+        error = refusal(prepare, make_distilled(method, method_kwargs=kwargs))
+    else:
+        error = refusal(make_method, method, **kwargs)
+    assert error.key == f"method_kwargs.{key}"
     assert says in str(error)
 
 
-def test_three_large_crops_are_refused(make_distilled: MakeConfig) -> None:
-    crops = [{"crop_size": SIDE, "num_crops": 3}]
-    error = refusal(make_distilled("seed", augmentations=crops))
+def test_three_large_crops_are_refused(make_method: Build) -> None:
+    error = refusal(make_method, "seed", [{"crop_size": SIDE, "num_crops": 3}])
     assert error.key == "augmentations"
     assert "1 or 2" in str(error)
 

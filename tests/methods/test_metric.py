@@ -16,6 +16,7 @@ from torch import Tensor
 from solo_ext.losses import LOSSES, clip_loss_func, triplet_loss_func, uniformity_loss_func
 from solo_ext.methods import Metric
 from solo_ext.methods.metric_criteria import metric_losses
+from tests.methods.steps import features, gradients, logged_by
 
 Build = Callable[..., Any]
 INDICES, TARGETS = torch.tensor([3, 11, 7, 0, 5]), torch.tensor([0, 1, 0, 2, 1])
@@ -116,6 +117,13 @@ KINDS: dict[str, Any] = {
 }
 
 
+def made(build: Build, name: str, **kwargs: Any) -> tuple[Any, Tensor]:
+    """A method with this loss, and the classes of a batch that it trains with."""
+    classes = "label" if name in MARGINS else "instance"
+    method = build(Metric, loss=name, classes=classes, **kwargs)
+    return method, TARGETS if classes == "label" else INDICES
+
+
 def test_every_metric_loss_has_a_test() -> None:
     """All registered ones but those that compare with queues, neighbours or prototypes."""
     own = {n for n in metric_losses() if LOSSES[n].target.__module__.startswith("solo_ext.")}
@@ -128,15 +136,13 @@ def test_every_metric_loss_has_a_test() -> None:
 @pytest.mark.parametrize("normalize", [True, False], ids=["unit", "raw"])
 @pytest.mark.parametrize("name", KINDS)
 def test_loss_is_the_registered_function(
-    build: Build, features: Any, gradients: Any, name: str, normalize: bool, small: int
+    build: Build, name: str, normalize: bool, small: int
 ) -> None:
-    classes = "label" if name in MARGINS else "instance"
-    method = build(Metric, small=small, loss=name, classes=classes, normalize=normalize)
+    method, classes = made(build, name, small=small, normalize=normalize)
     views = [z * (0.5 + number) for number, z in enumerate(features(2 + small, rows=5))]
     loss, metrics = method.compare(views, INDICES, TARGETS)
     used = [F.normalize(z, dim=1) for z in views] if normalize else views
-    given = TARGETS if classes == "label" else INDICES
-    expected = KINDS[name](LOSSES[name].target, method, used, given)
+    expected = KINDS[name](LOSSES[name].target, method, used, classes)
     torch.testing.assert_close(loss, expected)
     learnt = list(method.criterion.parameters())
     inputs = [*views, *learnt]
@@ -153,22 +159,15 @@ def test_loss_is_the_registered_function(
         ("nt_xent_loss_func", {"temperature": 0.1}),
     ],
 )
-def test_hyper_parameters_reach_the_loss(
-    build: Build, features: Any, name: str, given: dict[str, Any]
-) -> None:
-    classes = "label" if name in MARGINS else "instance"
-    method, views = (
-        build(Metric, loss=name, loss_kwargs=given, classes=classes),
-        features(2, rows=5),
-    )
+def test_hyper_parameters_reach_the_loss(build: Build, name: str, given: dict[str, Any]) -> None:
+    (method, classes), views = made(build, name, loss_kwargs=given), features(2, rows=5)
     target = functools.partial(LOSSES[name].target, **given)
-    unit = [F.normalize(z, dim=1) for z in views]
-    expected = KINDS[name](target, method, unit, TARGETS if classes == "label" else INDICES)
+    expected = KINDS[name](target, method, [F.normalize(z, dim=1) for z in views], classes)
     torch.testing.assert_close(method.compare(views, INDICES, TARGETS)[0], expected)
 
 
 @pytest.mark.parametrize("classes", ["instance", "label", "cluster"])
-def test_classes(build: Build, features: Any, classes: str) -> None:
+def test_classes(build: Build, classes: str) -> None:
     """Image numbers, labels, or the clusters of the images by their numbers."""
     name = "soft_nearest_neighbor_loss_func"
     clusters = {"num_prototypes": [3]}
@@ -196,7 +195,7 @@ def test_classes(build: Build, features: Any, classes: str) -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.7])
-def test_uniformity_beside_the_loss(build: Build, features: Any, weight: float) -> None:
+def test_uniformity_beside_the_loss(build: Build, weight: float) -> None:
     """With alignment the loss of Wang and Isola; of unit rows, whatever the loss takes."""
     for normalize in (True, False):
         method = build(
@@ -210,7 +209,7 @@ def test_uniformity_beside_the_loss(build: Build, features: Any, weight: float) 
         torch.testing.assert_close(method.compare(views, INDICES, TARGETS)[0], expected)
 
 
-def test_clip_learns_its_scale(build: Build, features: Any) -> None:
+def test_clip_learns_its_scale(build: Build) -> None:
     method = build(Metric, loss="clip_loss_func")
     views = features(2, rows=5)
     loss, metrics = method.compare(views, INDICES, TARGETS)
@@ -235,14 +234,10 @@ def test_clip_learns_its_scale(build: Build, features: Any) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_embeddings_keep_their_length_where_it_means_something(
-    name: str, build: Build, features: Any
-) -> None:
-    classes = "label" if name in MARGINS else "instance"
+def test_embeddings_keep_their_length_where_it_means_something(name: str, build: Build) -> None:
     raw = {"n_pair_loss_func", "sphereface_loss_func", "bilinear_info_nce_loss_func"}
     losses = {}
-    torch.manual_seed(0)
-    method = build(Metric, loss=name, classes=classes)
+    method, _ = made(build, name)
     views = [3 * z for z in features(2, rows=5)]
     for normalize in (None, True, False):
         method.kwargs = method.kwargs.model_copy(update={"normalize": normalize})
@@ -252,7 +247,7 @@ def test_embeddings_keep_their_length_where_it_means_something(
         assert (losses[True] - losses[False]).abs() > 1e-3
 
 
-def test_sphereface_s_annealing_falls(build: Build, features: Any) -> None:
+def test_sphereface_s_annealing_falls(build: Build) -> None:
     """lambda = max(5, 1000 / (1 + 0.12 n)) in step n, as the authors train."""
     given = {"annealing": 5.0, "annealing_start": 1000.0}
     method = build(Metric, loss="sphereface_loss_func", classes="label", loss_kwargs=given)
@@ -268,7 +263,7 @@ def test_sphereface_s_annealing_falls(build: Build, features: Any) -> None:
 
 def test_every_parameter_is_learnt_once(build: Build) -> None:
     for name in KINDS:
-        method = build(Metric, loss=name, classes="label" if name in MARGINS else "instance")
+        method, _ = made(build, name)
         learnt = [id(p) for group in method.learnable_params for p in group["params"]]
         assert sorted(learnt) == sorted(id(p) for p in method.parameters())
         names = [group["name"] for group in method.learnable_params]
@@ -287,10 +282,10 @@ def test_class_weight_accuracy(build: Build) -> None:
     assert metrics["train_class_weight_acc"] == 0.5
 
 
-def test_step_is_the_loss_of_the_embeddings(build: Build, log: Any) -> None:
+def test_step_is_the_loss_of_the_embeddings(build: Build) -> None:
     """Of all crops, with the classes of the batch; plus the classifier's loss."""
     method = build(Metric, small=1, loss="soft_nearest_neighbor_loss_func", classes="label").eval()
-    logged = log(method)
+    logged = logged_by(method)
     views = [torch.randn(5, 3, side, side) for side in (16, 16, 8)]
     loss = method.training_step([INDICES, views, TARGETS], 0)
     z = [method.projector(method.backbone(view)) for view in views]
@@ -311,8 +306,26 @@ def on_a_line(*places: float) -> Tensor:
     return rows.requires_grad_()
 
 
-def mined(build: Build, mining: str, a: Tensor, b: Tensor) -> tuple[Any, list[int]]:
-    """The criterion, and the row of b that each row of a takes."""
+A = on_a_line(0.0, 10.0, 20.0, 30.0, 40.0)
+B = on_a_line(3.0, 9.0, 23.0, 1.0, 100.0)
+"""Rows 0 and 4 are of one class, 1 and 2 of one. Distances of row 0 to others: 9, 23, 1."""
+
+
+@pytest.mark.parametrize(
+    ("mining", "rows"),
+    [
+        # The nearest of another class. Of row 1, at 10: 3, 1 and 100. Of row 2, at 20: the same.
+        # Row 3: 23; row 4: 23.
+        ("hard", [3, 0, 0, 2, 2]),
+        # The nearest beyond the positive. Row 0's is at 3: not 1, but 9. Row 1: beyond 1 the
+        # nearest is 3. Row 2: beyond 3. Row 3's positive is 29 away: only 100 is farther. Row 4's
+        # 60: nothing is, and 1 is farthest.
+        ("semi_hard", [1, 0, 0, 4, 3]),
+        # The next.
+        ("random", [1, 3, 3, 4, 1]),
+    ],
+)
+def test_mining(build: Build, mining: str, rows: list[int]) -> None:
     method = build(Metric, loss="triplet_loss_func", mining=mining, classes="label")
     seen: list[Tensor] = []
 
@@ -321,36 +334,14 @@ def mined(build: Build, mining: str, a: Tensor, b: Tensor) -> tuple[Any, list[in
         return triplet_loss_func(anchor, positive, negative)
 
     method.criterion.loss = note
-    method.criterion([a, b], CLASSES)
-    assert torch.equal(seen[0], a)
-    assert torch.equal(seen[1], b)
-    return method, [int((b == row).all(1).nonzero()[0]) for row in seen[2]]
-
-
-A = on_a_line(0.0, 10.0, 20.0, 30.0, 40.0)
-B = on_a_line(3.0, 9.0, 23.0, 1.0, 100.0)
-"""Rows 0 and 4 are of one class, 1 and 2 of one. Distances of row 0 to others: 9, 23, 1."""
-
-
-def test_hard_takes_the_nearest_of_another_class(build: Build) -> None:
-    # Of row 1, at 10: 3, 1 and 100. Of row 2, at 20: the same. Row 3: 23; row 4: 23.
-    assert mined(build, "hard", A, B)[1] == [3, 0, 0, 2, 2]
-
-
-def test_semi_hard_takes_the_nearest_beyond_the_positive(build: Build) -> None:
-    # Row 0's positive is at 3: not 1, but 9. Row 1: beyond 1 the nearest is 3. Row 2: beyond 3.
-    # Row 3's positive is 29 away: only 100 is farther. Row 4's 60: nothing is, and 1 is farthest.
-    assert mined(build, "semi_hard", A, B)[1] == [1, 0, 0, 4, 3]
-
-
-def test_random_takes_the_next_of_another_class(build: Build) -> None:
-    assert mined(build, "random", A, B)[1] == [1, 3, 3, 4, 1]
+    method.criterion([A, B], CLASSES)
+    assert torch.equal(seen[0], A)
+    assert torch.equal(seen[1], B)
+    assert [int((row == B).all(1).nonzero()[0]) for row in seen[2]] == rows
 
 
 @pytest.mark.parametrize("mining", ["hard", "semi_hard", "random"])
-def test_without_another_class_there_is_nothing_to_learn(
-    build: Build, features: Any, gradients: Any, mining: str
-) -> None:
+def test_without_another_class_there_is_nothing_to_learn(build: Build, mining: str) -> None:
     """Zero with zero gradient; rows that have a negative are left as they are."""
     method = build(Metric, loss="triplet_loss_func", mining=mining, classes="label")
     views, one = features(2), torch.zeros(4, dtype=torch.long)
@@ -363,7 +354,7 @@ def test_without_another_class_there_is_nothing_to_learn(
 
 
 @pytest.mark.parametrize("mining", ["hard", "semi_hard"])
-def test_collapsed_embeddings(build: Build, gradients: Any, mining: str) -> None:
+def test_collapsed_embeddings(build: Build, mining: str) -> None:
     method = build(Metric, loss="triplet_loss_func", mining=mining)
     views = [torch.ones(4, 8).requires_grad_() for _ in range(2)]
     loss, metrics = method.compare(views, torch.arange(4), torch.arange(4))

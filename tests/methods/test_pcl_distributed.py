@@ -71,7 +71,6 @@ def drawn_and_banked(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(root / "2", 2, "method_kwargs.e_step=bank", "max_epochs=1", *drawn)
 
 
-@pytest.mark.slow
 def test_run_of_two_ranks_clusters_alike(exact: dict[int, Run]) -> None:
     """Before the first step: the same weights, hence the same features and clusters."""
     (alone,), both = exact[1].ranks, exact[2].ranks
@@ -102,18 +101,6 @@ def test_ddp_leaves_state_alone(exact: dict[int, Run]) -> None:
         assert notes[-1]["probe"].tolist() == [[1 + rank]] * 2
 
 
-def test_loss_of_two_ranks_is_that_of_one(exact: dict[int, Run]) -> None:
-    """Given the features: in value and gradient, ProtoNCE included."""
-    ((alone, _),) = exact[1].ranks
-    both = [notes[0]["fixed"] for notes in exact[2].ranks]
-    for found in both:
-        torch.testing.assert_close(found["loss"], alone["fixed"]["loss"])
-    assert alone["fixed"]["loss"] > 5
-    for view, expected in enumerate(alone["fixed"]["gradients"]):
-        joined = torch.cat([found["gradients"][view] for found in both])
-        torch.testing.assert_close(joined, expected, rtol=1e-4, atol=1e-7)
-
-
 def test_features_on_a_disk_change_nothing(exact: dict[int, Run], tmp_path: Path) -> None:
     """Of two ranks, each with a file of its own: two epochs, to the last bit."""
     found = run(tmp_path / "2", 2, f"method_kwargs.features_dir={tmp_path / 'disk'}")
@@ -128,7 +115,6 @@ def test_features_on_a_disk_change_nothing(exact: dict[int, Run], tmp_path: Path
     assert list((tmp_path / "disk").iterdir()) == []
 
 
-@pytest.mark.slow
 def test_bank_and_queue_hold_the_keys_of_both_ranks(drawn_and_banked: Run) -> None:
     state, seed = drawn_and_banked.state, drawn_and_banked.config.seed
     shares = [[s.sample for s in EpochSampler(SAMPLES, seed, 2, rank)][:60] for rank in (0, 1)]

@@ -17,31 +17,13 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.losses import protocpc_loss_func
 from solo_ext.memory.prototypes import PrototypePrior, sinkhorn
+from tests.methods.steps import embeddings
 
 MakeConfig = Callable[..., dict[str, Any]]
-SIDE, DIM, ROWS, PROTOTYPES = 16, 8, 6, 20
+Build = Callable[..., Any]
+SIDE, DIM, PROTOTYPES = 16, 8, 20
 SMALL = [{"crop_size": SIDE, "num_crops": 1}, {"crop_size": 8, "num_crops": 2}]
-TWO = [{"crop_size": SIDE, "num_crops": 2}]
 TWO_AND_SMALL = [{"crop_size": SIDE, "num_crops": 2}, {"crop_size": 8, "num_crops": 2}]
-
-
-@pytest.fixture
-def build(make_distilled: MakeConfig, make_config: MakeConfig) -> Callable[..., Any]:
-    """``build(method="protoseed", augmentations=None, **method_kwargs)``."""
-
-    def make(method: str = "protoseed", augmentations: Any = None, **kwargs: Any) -> Any:
-        own = make_config if method == "protocpc" else make_distilled
-        changes = {} if augmentations is None else {"augmentations": augmentations}
-        prepared = prepare(own(method, method_kwargs=kwargs, **changes))
-        torch.manual_seed(0)
-        return prepared.method(prepared.cfg)
-
-    return make
-
-
-def embeddings(count: int, seed: int = 1) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(ROWS, DIM, generator=generator) for _ in range(count)]
 
 
 def plain(
@@ -65,9 +47,9 @@ def moved(probs: list[Tensor], momentum: float = 0.9) -> Tensor:
 @pytest.mark.parametrize("order", ["before_loss", "after_loss"])
 @pytest.mark.parametrize("loss", ["protocpc", "ce"])
 def test_is_the_loss_of_the_paper(
-    assignment: str, order: str, loss: str, build: Callable[..., Any]
+    assignment: str, order: str, loss: str, make_method: Build
 ) -> None:
-    method = build(assignment=assignment, prior_order=order, loss=loss)
+    method = make_method("protoseed", assignment=assignment, prior_order=order, loss=loss)
     (student,), (teacher,) = embeddings(1), embeddings(1, 2)
     found, metrics = method.distill([student], [teacher])
     table = method.prototypes.weight.detach()
@@ -83,8 +65,8 @@ def test_is_the_loss_of_the_paper(
     torch.testing.assert_close(method.prior.value.sum(), torch.tensor(float(PROTOTYPES)))
 
 
-def test_the_second_step_takes_the_first_one_s_prior(build: Callable[..., Any]) -> None:
-    method = build(assignment="softmax", prior_order="after_loss")
+def test_the_second_step_takes_the_first_one_s_prior(make_method: Build) -> None:
+    method = make_method("protoseed", assignment="softmax", prior_order="after_loss")
     students, teachers = embeddings(2), embeddings(2, 2)
     method.distill(students[:1], teachers[:1])
     method.on_train_batch_end(None, None, 0)
@@ -94,8 +76,8 @@ def test_the_second_step_takes_the_first_one_s_prior(build: Callable[..., Any]) 
     torch.testing.assert_close(found, plain(students[1], second, table, moved([first])))
 
 
-def test_one_large_crop_is_the_target_of_all(build: Callable[..., Any]) -> None:
-    method = build(augmentations=SMALL)
+def test_one_large_crop_is_the_target_of_all(make_method: Build) -> None:
+    method = make_method("protoseed", SMALL)
     assert method.num_targets == 1
     students, (teacher,) = embeddings(3), embeddings(1, 2)
     found, _ = method.distill(students, [teacher])
@@ -105,8 +87,8 @@ def test_one_large_crop_is_the_target_of_all(build: Callable[..., Any]) -> None:
     torch.testing.assert_close(found, torch.stack(each).mean())
 
 
-def test_two_large_crops_are_each_their_own_target(build: Callable[..., Any]) -> None:
-    method = build(augmentations=TWO_AND_SMALL)
+def test_two_large_crops_are_each_their_own_target(make_method: Build) -> None:
+    method = make_method("protoseed", TWO_AND_SMALL)
     students, teachers = embeddings(4), embeddings(2, 2)
     found, _ = method.distill(students, teachers)
     table = method.prototypes.weight.detach()
@@ -118,8 +100,8 @@ def test_two_large_crops_are_each_their_own_target(build: Callable[..., Any]) ->
     torch.testing.assert_close(found, torch.stack(each).mean())
 
 
-def test_new_prototypes_learn_and_serve_the_teacher_uncopied(build: Callable[..., Any]) -> None:
-    method = build()
+def test_new_prototypes_learn_and_serve_the_teacher_uncopied(make_method: Build) -> None:
+    method = make_method("protoseed")
     assert method.teacher.prototypes is None
     student = embeddings(1)[0].requires_grad_()
     (teacher,) = embeddings(1, 2)
@@ -138,9 +120,9 @@ def test_new_prototypes_learn_and_serve_the_teacher_uncopied(build: Callable[...
     torch.testing.assert_close(method.prototypes.weight.norm(dim=1), torch.ones(PROTOTYPES))
 
 
-def test_old_prototypes_are_the_teacher_s(build: Callable[..., Any]) -> None:
+def test_old_prototypes_are_the_teacher_s(make_method: Build) -> None:
     """solo-learn's SwAV, of 8 prototypes; the student's own start there and move away."""
-    method = build(prototypes="old", num_prototypes=8)
+    method = make_method("protoseed", prototypes="old", num_prototypes=8)
     table = method.teacher.prototypes
     torch.testing.assert_close(table.norm(dim=1), torch.ones(8))
     torch.testing.assert_close(method.prototypes.weight, table)
@@ -155,34 +137,17 @@ def test_old_prototypes_are_the_teacher_s(build: Callable[..., Any]) -> None:
     assert not method.teacher.prototypes.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "key", "says"),
-    [
-        ({"prototypes": "old"}, "num_prototypes", "8"),
-        ({"num_prototypes": 0}, "num_prototypes", "greater than 0"),
-        ({"prior_momentum": 1.5}, "prior_momentum", "1"),
-        ({"assignment": "hard"}, "assignment", "softmax"),
-        ({"teacher_temperature": 0.0}, "teacher_temperature", "greater than 0"),
-    ],
-)
-def test_refused(kwargs: dict[str, Any], key: str, says: str, build: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(**kwargs)
-    assert caught.value.key == f"method_kwargs.{key}"
-    assert says in str(caught.value)
-
-
 def test_old_prototypes_of_a_teacher_without(
-    make_config: MakeConfig, build: Callable[..., Any], tmp_path: Path
+    make_config: MakeConfig, make_method: Build, tmp_path: Path
 ) -> None:
     run = tmp_path / "simclr"
     pretrain(prepare(make_config("simclr")), run_dir=run, show_progress=False)
     with pytest.raises(ConfigError, match="no prototypes"):
-        build(prototypes="old", num_prototypes=8, teacher={"path": str(run)})
+        make_method("protoseed", prototypes="old", num_prototypes=8, teacher={"path": str(run)})
 
 
-def test_ssl_compares_each_crop_with_the_other_large_ones(build: Callable[..., Any]) -> None:
-    method = build("protocpc", TWO_AND_SMALL)
+def test_ssl_compares_each_crop_with_the_other_large_ones(make_method: Build) -> None:
+    method = make_method("protocpc", TWO_AND_SMALL)
     students, teachers = embeddings(4), embeddings(2, 2)
     found, _ = method.compare(students, teachers)
     table = method.prototypes.weight.detach()
@@ -217,17 +182,3 @@ def test_ssl_prototypes_are_frozen_at_first(
     pretrain(prepared, run_dir=tmp_path / "run", callbacks=[Watch()], show_progress=False)
     moved_by = (held[0] - held[1]).abs().max()
     assert bool(moved_by > 1e-4) is moves
-
-
-@pytest.mark.parametrize("method", ["protoseed", "protocpc"])
-def test_step_s_loss_runs_on_meta_tensors(
-    method: str, build: Callable[..., Any], on_meta: Any
-) -> None:
-    for kwargs in ({}, {"assignment": "softmax", "loss": "ce"}, {"compute_dtype": "bfloat16"}):
-        network = build(method, TWO_AND_SMALL, **kwargs).to("meta")
-        with on_meta:
-            students = [torch.empty(ROWS, DIM, device="meta", requires_grad=True) for _ in range(4)]
-            teachers = [torch.empty(ROWS, DIM, device="meta") for _ in range(2)]
-            step = network.compare if method == "protocpc" else network.distill
-            loss, _ = step(students, teachers)
-            loss.backward()

@@ -8,39 +8,29 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from solo_ext.core.errors import ConfigError
-from solo_ext.lab.training.prepare import prepare
 from solo_ext.losses import NegativeEstimator, contrastive, info_nce_loss_func, seed_loss_func
+from tests.methods.steps import embeddings
 
-MakeConfig = Callable[..., dict[str, Any]]
-SIDE, DIM, ROWS = 16, 8, 6
+Build = Callable[..., Any]
+SIDE, ROWS = 16, 6
 SMALL = [{"crop_size": SIDE, "num_crops": 1}, {"crop_size": 8, "num_crops": 2}]
 TWO = [{"crop_size": SIDE, "num_crops": 2}]
 
 
 @pytest.fixture
-def build(make_distilled: MakeConfig) -> Callable[..., Any]:
+def build(make_method: Build) -> Build:
     """``build(augmentations=None, **method_kwargs)``."""
 
     def make(augmentations: Any = None, **kwargs: Any) -> Any:
         if kwargs.get("loss", "seed") != "seed":
             kwargs["teacher_temperature"] = None
-        changes = {} if augmentations is None else {"augmentations": augmentations}
-        prepared = prepare(make_distilled("seed", method_kwargs=kwargs, **changes))
-        torch.manual_seed(0)
-        return prepared.method(prepared.cfg)
+        return make_method("seed", augmentations, **kwargs)
 
     return make
 
 
-def embeddings(count: int, seed: int = 1) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(ROWS, DIM, generator=generator) for _ in range(count)]
-
-
-def test_is_the_loss_of_the_paper(build: Callable[..., Any]) -> None:
+def test_is_the_loss_of_the_paper(build: Build) -> None:
     method = build(student_temperature=0.2, teacher_temperature=0.05)
     (student,), (teacher,) = embeddings(1), embeddings(1, 2)
     loss, metrics = method.distill([student], [teacher])
@@ -57,7 +47,7 @@ def test_is_the_loss_of_the_paper(build: Callable[..., Any]) -> None:
     torch.testing.assert_close(metrics["train_teacher_similarity"], (s * t).sum(1).mean())
 
 
-def test_two_large_crops_are_each_their_own_target(build: Callable[..., Any]) -> None:
+def test_two_large_crops_are_each_their_own_target(build: Build) -> None:
     method = build(TWO)
     students, teachers = embeddings(2), embeddings(2, 2)
     loss, _ = method.distill(students, teachers)
@@ -68,7 +58,7 @@ def test_two_large_crops_are_each_their_own_target(build: Callable[..., Any]) ->
     torch.testing.assert_close(method._written[0], F.normalize(teachers[0], dim=1))
 
 
-def test_small_patches_have_targets_and_a_queue_of_their_own(build: Callable[..., Any]) -> None:
+def test_small_patches_have_targets_and_a_queue_of_their_own(build: Build) -> None:
     method = build(SMALL, small_weight=0.5)
     assert method.num_targets == 3
     students, teachers = embeddings(3), embeddings(3, 2)
@@ -88,7 +78,7 @@ def test_small_patches_have_targets_and_a_queue_of_their_own(build: Callable[...
         assert method.queues[place].pointer == ROWS
 
 
-def test_small_crops_that_learn_of_large_ones(build: Callable[..., Any]) -> None:
+def test_small_crops_that_learn_of_large_ones(build: Build) -> None:
     method = build(SMALL, small_crop_target="large")
     assert method.num_targets == 1
     assert len(method.queues) == 1
@@ -99,7 +89,7 @@ def test_small_crops_that_learn_of_large_ones(build: Callable[..., Any]) -> None
     torch.testing.assert_close(loss, each[0] + torch.stack(each[1:]).mean())
 
 
-def test_regression(build: Callable[..., Any]) -> None:
+def test_regression(build: Build) -> None:
     method = build(loss="regression")
     (student,), (teacher,) = embeddings(1), embeddings(1, 2)
     loss, _ = method.distill([student], [teacher])
@@ -108,7 +98,7 @@ def test_regression(build: Callable[..., Any]) -> None:
     assert not len(method.queues)
 
 
-def test_contrastive_with_a_queue_is_info_nce(build: Callable[..., Any]) -> None:
+def test_contrastive_with_a_queue_is_info_nce(build: Build) -> None:
     method = build(loss="contrastive", student_temperature=0.3)
     (student,), (teacher,) = embeddings(1), embeddings(1, 2)
     loss, _ = method.distill([student], [teacher])
@@ -117,9 +107,7 @@ def test_contrastive_with_a_queue_is_info_nce(build: Callable[..., Any]) -> None
 
 
 @pytest.mark.parametrize("settings", [{}, {"tau_plus": 0.1}, {"tau_plus": 0.1, "beta": 1.0}])
-def test_contrastive_within_the_batch(
-    settings: dict[str, float], build: Callable[..., Any]
-) -> None:
+def test_contrastive_within_the_batch(settings: dict[str, float], build: Build) -> None:
     """The other images' embeddings of the teacher are the negatives, by any estimate."""
     method = build(loss="contrastive", negatives="batch", student_temperature=0.5, **settings)
     (student,), (teacher,) = embeddings(1), embeddings(1, 2)
@@ -137,7 +125,7 @@ def test_contrastive_within_the_batch(
     assert ("train_clamped_fraction" in metrics) == bool(settings)
 
 
-def test_mixed_negatives(build: Callable[..., Any]) -> None:
+def test_mixed_negatives(build: Build) -> None:
     mixing = {"num_hard": 5, "num_pair_mixes": 4, "num_query_mixes": 2, "warmup_epochs": 0}
     method = build(loss="contrastive", mixing=mixing)
     plain = build(loss="contrastive")
@@ -147,43 +135,10 @@ def test_mixed_negatives(build: Callable[..., Any]) -> None:
     assert metrics["train_mixed_similarity"].isfinite()
 
 
-def test_teacher_gets_no_gradient(build: Callable[..., Any]) -> None:
+def test_teacher_gets_no_gradient(build: Build) -> None:
     for kwargs in ({}, {"loss": "contrastive"}, {"loss": "regression"}):
         method = build(**kwargs)
         student = embeddings(1)[0].requires_grad_()
         loss, _ = method.distill([student], embeddings(1, 2))
         (gradient,) = torch.autograd.grad(loss, [student])
         assert gradient.abs().max() > 0
-
-
-def test_step_s_loss_runs_on_meta_tensors(build: Callable[..., Any], on_meta: Any) -> None:
-    mixing = {"num_hard": 5, "num_pair_mixes": 4, "num_query_mixes": 2, "warmup_epochs": 0}
-    for kwargs in (
-        {},
-        {"loss": "contrastive", "tau_plus": 0.1},
-        {"loss": "contrastive", "negatives": "batch", "mixing": mixing},
-        {"loss": "regression"},
-    ):
-        method = build(SMALL, **kwargs).to("meta")
-        with on_meta:
-            students = [torch.empty(ROWS, DIM, device="meta", requires_grad=True) for _ in range(3)]
-            teachers = [torch.empty(ROWS, DIM, device="meta") for _ in range(3)]
-            loss, _ = method.distill(students, teachers)
-            loss.backward()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "key"),
-    [
-        ({"teacher_temperature": None}, "teacher_temperature"),
-        ({"loss": "regression", "teacher_temperature": 0.01}, "teacher_temperature"),
-        ({"tau_plus": 0.1}, "tau_plus"),
-        ({"loss": "regression", "teacher_temperature": None, "beta": 1.0}, "beta"),
-        ({"mixing": {"num_pair_mixes": 3}}, "mixing"),
-        ({"teacher_temperature": 0.0}, "teacher_temperature"),
-    ],
-)
-def test_refused(kwargs: dict[str, Any], key: str, make_distilled: MakeConfig) -> None:
-    with pytest.raises(ConfigError) as caught:
-        prepare(make_distilled("seed", method_kwargs=kwargs))
-    assert caught.value.key == f"method_kwargs.{key}"

@@ -92,86 +92,75 @@ NEAR = {"positives": "nearest_neighbor"}
 CLUSTERS: dict[str, Any] = {"clusters": {"num_prototypes": [3], "warmup_epochs": 0}}
 TRIPLET = {"loss": "triplet_loss_func"}
 PROTOTYPES = {"positives": "prototype", "clusters": {"num_prototypes": [3]}}
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a predictor of views": (
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (
         {"pred_hidden_dim": 4},
         "pred_hidden_dim",
         "=4: views that are anchor, positive and negative at once .* take 0",
     ),
-    "a predictor of views until there are prototypes": (
+    (
         {**PROTOTYPES, "pred_hidden_dim": 4},
         "pred_hidden_dim",
         "=4: views that are anchor.*prototypes with clusters.warmup_epochs=0",
     ),
-    "a queue of no use": (
+    (
         {"queue_size": 9},
         "queue_size",
         "=9: negatives=batch has no queue; remove it, or take method_kwargs.negatives=queue",
     ),
-    "own keys without a queue": (
-        {"exclude_own": True},
-        "exclude_own",
-        "=true: negatives=batch has no queue",
-    ),
-    "more mined than others' rows": (
+    ({"exclude_own": True}, "exclude_own", "=true: negatives=batch has no queue"),
+    (
         {**QUEUE, "exclude_own": True, "mixing": {"num_hard": 5, "num_pair_mixes": 1}},
         "mixing.num_hard",
         "=5: the queue has 9 rows; allowed: up to 4",
     ),
-    "a queue of prototypes": ({**PROTOTYPES, "queue_size": 9}, "queue_size", "has no queue"),
-    "two sizes of a support set": (
+    ({**PROTOTYPES, "queue_size": 9}, "queue_size", "has no queue"),
+    (
         {**NEAR, "queue_size": 9, "support_set": {"size": 8}},
         "queue_size",
         "=9: negatives=batch has no queue, and support_set.size is 8",
     ),
-    "bfloat16 of a batch": (
+    (
         {"compute_dtype": "bfloat16"},
         "compute_dtype",
         "='bfloat16': it is for products with a queue that is not mixed; take float32",
     ),
-    "parts of a batch of negatives": (
-        {"batch_norm_splits": 2},
-        "batch_norm_splits",
-        "=2: negatives=batch",
-    ),
-    "parts that do not divide the batch": (
+    ({"batch_norm_splits": 2}, "batch_norm_splits", "=2: negatives=batch"),
+    (
         {"negatives": "queue", "queue_size": 9, "batch_norm_splits": 1001},
         "batch_norm_splits",
         "=1001: negatives=queue, batch_size=",
     ),
-    "more neighbours than rows": (
+    (
         {**NEAR, "support_set": {"size": 3, "top_k": 4}},
         "support_set.top_k",
         "=4: the support set has 3 rows",
     ),
-    "no backend": (
+    (
         {**PROTOTYPES, "clusters": {"num_prototypes": [3], "kmeans": {"backend": "flash"}}},
         "clusters.kmeans.backend",
         "='flash': needs CUDA",
     ),
-    "positives": (
-        {"positives": "neighbour"},
-        "positives",
-        "='neighbour': not a valid choice.*nearest_neighbor",
-    ),
-    "misspelt k-means": (
+    ({"positives": "neighbour"}, "positives", "='neighbour': not a valid choice.*nearest_neighbor"),
+    (
         {"clusters": {"kmeans": {"bakcend": "torch"}}},
         "clusters.kmeans.bakcend",
         "did you mean 'backend'",
     ),
-    "no temperature": ({"temperature": 0.0}, "temperature", "greater than 0"),
-    "no prototypes": (
+    ({"temperature": 0.0}, "temperature", "greater than 0"),
+    (
         {**PROTOTYPES, "clusters": {"num_prototypes": []}},
         "clusters.num_prototypes",
         "at least 1 item",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(make_config: MakeConfig, build: Build, case: str) -> None:
+@pytest.mark.parametrize(("given", "key", "message"), REFUSED, ids=str)
+def test_refused(
+    make_config: MakeConfig, build: Build, given: dict[str, Any], key: str, message: str
+) -> None:
     """Before a run starts, and by the constructor that solo-learn's own script calls."""
-    given, key, message = REFUSED[case]
     with pytest.raises(ConfigError, match=rf"method_kwargs\.{key}.*{message}") as caught:
         prepare(make_config("hard_negative", method_kwargs=given))
     assert caught.value.key == f"method_kwargs.{key}"
@@ -179,64 +168,68 @@ def test_refused(make_config: MakeConfig, build: Build, case: str) -> None:
         build(**given)
 
 
-REFUSED_BY_PCL: dict[str, tuple[dict[str, Any], str]] = {
-    "more prototypes than images": (
+REFUSED_AT_START: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "hard_negative",
+        {"method_kwargs": {"positives": "prototype", "clusters": {"num_prototypes": [3, 49]}}},
+        r"clusters\.num_prototypes=\[3, 49\]: the training set has 48 images",
+    ),
+    (
+        "metric",
+        {"method_kwargs": {**TRIPLET, "temperature": 0.2}},
+        r"'temperature': 0\.2.*triplet_loss_func takes ",
+    ),
+    (
+        "pcl",
         {"method_kwargs": {"num_prototypes": [3, 49]}},
         r"num_prototypes=\[3, 49\]: the training set has 48 images",
     ),
-    "too many negatives": (
+    (
+        "pcl",
         {"method_kwargs": {"num_prototypes": [30], "num_negatives": 7}},
         "num_negatives=7: of 30 prototypes up to 24 are positives of the batch; .*up to 6",
     ),
-    "a sample below K": (
+    (
+        "pcl",
         {"method_kwargs": {"num_prototypes": [3, 30], "e_step_sample": 29}},
         "method_kwargs.e_step_sample=29: k-means cannot find 30 prototypes.*numbers from 30 on",
     ),
-    "a bank on the disk": (
+    (
+        "pcl",
         {"method_kwargs": {"features_dir": "there", "e_step": "bank"}},
         "method_kwargs.features_dir='there': the bank lies on the device.*e_step=exact",
     ),
-    "momentum classifier that sees half": (
-        {"momentum": {"classifier": True}},
-        "momentum.classifier=true.*symmetric",
-    ),
-    "small crops": (
+    # Half of the images are keys alone.
+    ("pcl", {"momentum": {"classifier": True}}, "momentum.classifier=true.*symmetric"),
+    (
+        "pcl",
         {"augmentations": [{"crop_size": 16, "num_crops": 2}, {"crop_size": 8, "num_crops": 2}]},
         "2 large and 2 small crops",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", REFUSED_BY_PCL)
-def test_refused_by_pcl(make_config: MakeConfig, case: str) -> None:
-    changes, message = REFUSED_BY_PCL[case]
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED_AT_START)
+def test_refused_before_a_run_starts(
+    make_config: MakeConfig, name: str, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        prepare(make_config("pcl", **changes))
+        prepare(make_config(name, **changes))
 
 
-ALLOWED: dict[str, dict[str, Any]] = {
-    "a predictor against a queue": {**QUEUE, "pred_hidden_dim": 4},
-    "a predictor of prototypes": {
-        **PROTOTYPES,
-        "clusters": {"num_prototypes": [3], "warmup_epochs": 0},
-        "pred_hidden_dim": 4,
-    },
-    "a support set under nnclr's name": {**NEAR, "queue_size": 9, "support_set": {"size": 9}},
-    "a queue and a support set": {**NEAR, **QUEUE, "support_set": {"size": 8}},
-    "as many neighbours as rows": {**NEAR, "support_set": {"size": 3, "top_k": 3}},
-}
+ALLOWED: list[dict[str, Any]] = [
+    {**QUEUE, "pred_hidden_dim": 4},
+    {**PROTOTYPES, **CLUSTERS, "pred_hidden_dim": 4},
+    # The size of a support set under nnclr's name.
+    {**NEAR, "queue_size": 9, "support_set": {"size": 9}},
+    {**NEAR, **QUEUE, "support_set": {"size": 8}},
+    {**NEAR, "support_set": {"size": 3, "top_k": 3}},
+]
 
 
-@pytest.mark.parametrize("case", ALLOWED)
-def test_allowed(make_config: MakeConfig, case: str) -> None:
-    prepare(make_config("hard_negative", method_kwargs=ALLOWED[case]))
-
-
-def test_more_prototypes_than_images(make_config: MakeConfig) -> None:
-    clusters = {"positives": "prototype", "clusters": {"num_prototypes": [3, 49]}}
-    message = r"clusters\.num_prototypes=\[3, 49\]: the training set has 48 images"
-    with pytest.raises(ConfigError, match=message):
-        prepare(make_config("hard_negative", method_kwargs=clusters))
+@pytest.mark.parametrize("given", ALLOWED, ids=str)
+def test_allowed(make_config: MakeConfig, given: dict[str, Any]) -> None:
+    prepare(make_config("hard_negative", method_kwargs=given))
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,28 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from solo_ext.core.errors import UserError
 from solo_ext.host import Host
 from solo_ext.host.backbones import build_backbone
 
 OFFICIAL = ("moco_v2", "swav", "dino_resnet50", "dino_deitsmall16")
 TINY_VIT = {"depth": 1, "embed_dim": 16, "num_heads": 2}
 TINY_RESNET = {"channels": [8, 8, 8, 8]}
+MakeRun = Callable[..., Path]
+
+
+def features(backbone: nn.Module, images: Tensor) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = backbone.eval()(images)
+    return found
+
+
+def refusal(act: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """The one line with which ``act(*args, **kwargs)`` is refused."""
+    with pytest.raises(UserError) as caught:
+        act(*args, **kwargs)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
 
 
 @dataclass
@@ -194,7 +210,7 @@ _MAKERS = {
 
 
 @pytest.fixture
-def make_run(loaded: Host, tmp_path: Path) -> Callable[..., Path]:
+def make_run(loaded: Host, tmp_path: Path) -> MakeRun:
     """``make(name, kwargs, ...)``: a run directory with this backbone, its weights random."""
 
     def make(

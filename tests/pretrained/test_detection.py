@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, fasterrcnn_resnet50_fpn
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
 from solo_ext.core.errors import UserError
 from solo_ext.pretrained.export import Format, detectron2_settings, export, torchvision_twins
 from solo_ext.pretrained.runs import load_pretrained
-
-MakeRun = Callable[..., Path]
-
-
-def features(backbone: nn.Module, images: Tensor) -> Tensor:
-    with torch.inference_mode():
-        found: Tensor = backbone.eval()(images)
-    return found
+from tests.pretrained.conftest import MakeRun, features, refusal
 
 
 @pytest.mark.slow
@@ -150,8 +141,7 @@ def test_a_stem_for_small_images_is_refused(make_run: MakeRun) -> None:
 
 def refused(run: Path, form: Format) -> None:
     before = sorted(run.iterdir())
-    with pytest.raises(UserError, match="none of the ResNets that detection libraries share"):
-        export(run, form)
+    assert "none of the ResNets that detection libraries share" in refusal(export, run, form)
     assert sorted(run.iterdir()) == before
 
 

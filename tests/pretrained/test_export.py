@@ -22,9 +22,10 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.transforms import STATISTICS, eval_transform
 from solo_ext.host import Host
 from solo_ext.pretrained import export as exporting
-from solo_ext.pretrained.export import Format, export, timm_twins
+from solo_ext.pretrained.export import Format, export, timm_candidates
 from solo_ext.pretrained.exported import KEY, load_exported
 from solo_ext.pretrained.runs import load_pretrained
+from tests.pretrained.conftest import MakeRun, features, refusal
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 TINY = ("timm/resnet10t", {"channels": [8, 8, 8, 8]})
@@ -51,15 +52,6 @@ except solo_ext.core.errors.UserError as error:
 """
 
 
-MakeRun = Callable[..., Path]
-
-
-def features(backbone: nn.Module, images: Tensor) -> Tensor:
-    with torch.inference_mode():
-        found: Tensor = backbone.eval()(images)
-    return found
-
-
 def close(found: Tensor, expected: Tensor) -> bool:
     return torch.allclose(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
 
@@ -79,13 +71,6 @@ def in_plain_timm(folder: Path) -> list[nn.Module]:
 
 def left(run: Path) -> list[str]:
     return sorted(p.name for p in run.iterdir())
-
-
-def refusal(act: Callable[[], Any]) -> str:
-    with pytest.raises(UserError) as caught:
-        act()
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -135,13 +120,13 @@ def test_features_decide_which_model_is_the_same(
 ) -> None:
     """Weights of all candidates have the same names and shapes."""
     run = make_run("timm/vit_tiny_patch16_224", VIT)
-    (own, *_) = timm_twins("timm/vit_tiny_patch16_224", VIT)
+    (own, *_) = timm_candidates("timm/vit_tiny_patch16_224", VIT)
     others = [(own[0], {**own[1], "num_heads": heads}) for heads in (1, 6)]
-    monkeypatch.setattr(exporting, "timm_twins", lambda *_: [*others, own])
+    monkeypatch.setattr(exporting, "timm_candidates", lambda *_: [*others, own])
     assert export(run, "timm").metadata.backbone.kwargs == own[1]
     other = run.parent / "other"
-    monkeypatch.setattr(exporting, "timm_twins", lambda *_: others)
-    line = refusal(lambda: export(run, "timm", other))
+    monkeypatch.setattr(exporting, "timm_candidates", lambda *_: others)
+    line = refusal(export, run, "timm", other)
     assert "the features of its vit_tiny_patch16_224 differ by" in line
     assert not other.exists()
 
@@ -163,7 +148,7 @@ def test_networks_that_timm_does_not_build(
         pytest.skip("main alone has it")
     run = make_run(name, kwargs, dataset=dataset)
     before = left(run)
-    line = refusal(lambda: export(run, "timm"))
+    line = refusal(export, run, "timm")
     assert line.startswith(f"timm does not build backbone {name!r} with ")
     assert says in line
     assert line.endswith("take --format safetensors, which solo_ext.load_exported reads")
@@ -236,12 +221,14 @@ def test_metadata(make_run: MakeRun) -> None:
 
 def test_arguments_of_timms_models() -> None:
     renamed = {"num_classes": 0, "cardinality": 32, "base_width": 4}
-    assert timm_twins("resnet50", {"groups": 32, "width_per_group": 4}) == [("resnet50", renamed)]
+    assert timm_candidates("resnet50", {"groups": 32, "width_per_group": 4}) == [
+        ("resnet50", renamed)
+    ]
     # Else a timm that takes the size from the images would resize position embeddings.
     tagged = "vit_tiny_patch16_384.augreg_in21k_ft_in1k"
-    ((name, args), *_) = timm_twins(f"timm/{tagged}", {"dynamic_img_size": True})
+    ((name, args), *_) = timm_candidates(f"timm/{tagged}", {"dynamic_img_size": True})
     assert (name, args["img_size"]) == (tagged, [384, 384])
-    assert timm_twins(f"timm/{tagged}", VIT)[0][1]["img_size"] == 32
+    assert timm_candidates(f"timm/{tagged}", VIT)[0][1]["img_size"] == 32
 
 
 def test_classes_are_added_by_timm(make_run: MakeRun) -> None:
@@ -275,12 +262,12 @@ def test_training_that_diverged(make_run: MakeRun) -> None:
     state = torch.load(file)
     state["state_dict"]["backbone.conv1.0.weight"].fill_(float("nan"))
     torch.save(state, file)
-    assert "not finite" in refusal(lambda: export(run, "safetensors"))
+    assert "not finite" in refusal(export, run, "safetensors")
 
 
 def test_size_that_does_not_fit(make_run: MakeRun) -> None:
     run = make_run("timm/vit_tiny_patch16_224", VIT, size=40)
-    assert "takes no images of 40 x 40" in refusal(lambda: export(run, "timm"))
+    assert "takes no images of 40 x 40" in refusal(export, run, "timm")
 
 
 def test_places(make_run: MakeRun, tmp_path: Path) -> None:
@@ -289,7 +276,7 @@ def test_places(make_run: MakeRun, tmp_path: Path) -> None:
     for form in ("timm", "safetensors"):
         export(run, form)
         before = left(run)
-        assert "it is there already" in refusal(lambda form=form: export(run, form))
+        assert "it is there already" in refusal(export, run, form)
         assert left(run) == before
     taken, folder = tmp_path / "file.safetensors", tmp_path / "folder.safetensors"
     folder.mkdir()
@@ -297,7 +284,7 @@ def test_places(make_run: MakeRun, tmp_path: Path) -> None:
         file.write_text("mine")
         for form in ("timm", "safetensors"):
             place = taken if file == taken else folder
-            line = refusal(lambda form=form, place=place: export(run, form, place))
+            line = refusal(export, run, form, place)
             assert "it is there already" in line
         assert file.read_text() == "mine"
     for out, says in (
@@ -348,16 +335,16 @@ def test_files_that_are_no_export(exported: Path, tmp_path: Path) -> None:
     whole = exported.read_bytes()
     for size in (0, 100, -1):
         exported.write_bytes(whole[:size])
-        line = refusal(lambda: load_exported(exported))
+        line = refusal(load_exported, exported)
         assert line.startswith(f"export {str(exported)!r} cannot be read: ")
-    assert "no such file" in refusal(lambda: load_exported(tmp_path / "nothing"))
-    assert "model.safetensors': no such file" in refusal(lambda: load_exported(tmp_path))
+    assert "no such file" in refusal(load_exported, tmp_path / "nothing")
+    assert "model.safetensors': no such file" in refusal(load_exported, tmp_path)
     for metadata in (None, {"format": "pt"}):
         save_file({"weight": torch.zeros(1)}, exported, metadata=metadata)
-        assert "its metadata has no 'solo_ext'" in refusal(lambda: load_exported(exported))
+        assert "its metadata has no 'solo_ext'" in refusal(load_exported, exported)
     for said in ("{", "[1]", "[" * 5000):
         save_file({"weight": torch.zeros(1)}, exported, metadata={KEY: said})
-        assert repr(str(exported)) in refusal(lambda: load_exported(exported))
+        assert repr(str(exported)) in refusal(load_exported, exported)
 
 
 def change(file: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
@@ -393,7 +380,7 @@ def test_metadata_that_does_not_do(
     edit: Callable[[dict[str, Any]], Any], says: str, exported: Path
 ) -> None:
     change(exported, edit)
-    line = refusal(lambda: load_exported(exported))
+    line = refusal(load_exported, exported)
     assert says in line
     assert repr(str(exported)) in line
 
@@ -404,5 +391,5 @@ def test_weights_that_do_not_fit(exported: Path) -> None:
     weights = load_file(exported)
     weights.pop("bn1.bias")
     save_file({**weights, "more": torch.zeros(1)}, exported, metadata=said)
-    line = refusal(lambda: load_exported(exported))
+    line = refusal(load_exported, exported)
     assert "missing: bn1.bias; unexpected: more" in line

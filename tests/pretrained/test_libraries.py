@@ -15,10 +15,10 @@ import torchvision
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from solo_ext.core.errors import UserError
 from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.pretrained.loaded import LoadedTeacher
 from solo_ext.pretrained.teachers import load_teacher
+from tests.pretrained.conftest import refusal
 
 TINY = {"channels": [8, 8, 8, 8]}
 TIMM, TORCHVISION = "resnet10t", "shufflenet_v2_x0_5"
@@ -33,13 +33,6 @@ def load(**source: Any) -> LoadedTeacher:
     if source["layout"] == "timm":
         source = {"model": TIMM, "model_kwargs": TINY, **source}
     return load_teacher(TeacherKwargs(**{"model": TORCHVISION, **source}))
-
-
-def refusal(**source: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        load(**source)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 def same_features(teacher: LoadedTeacher, network: nn.Module) -> bool:
@@ -84,11 +77,11 @@ def test_timm_file_of_another_model(
     edit(state)
     path = tmp_path / "m.safetensors"
     save_file(state, path)
-    line = refusal(layout="timm", path=str(path))
+    line = refusal(load, layout="timm", path=str(path))
     assert says in line
     assert "another method_kwargs.teacher.model" in line
     path.write_bytes(path.read_bytes()[:100])
-    assert "cannot be read" in refusal(layout="timm", path=str(path))
+    assert "cannot be read" in refusal(load, layout="timm", path=str(path))
 
 
 def test_timm_own_weights(tmp_path: Path) -> None:
@@ -109,22 +102,9 @@ def test_timm_own_weights(tmp_path: Path) -> None:
     torch.save({**torch.load(stored), "bn1.bias": network.state_dict()["bn1.bias"]}, stored)
     assert load(layout="timm", model_kwargs=overlay).digest != teacher.digest
     torch.save({**torch.load(stored), "bn1.more": torch.ones(1)}, stored)
-    line = refusal(layout="timm", model_kwargs=overlay)
+    line = refusal(load, layout="timm", model_kwargs=overlay)
     assert "timm cannot get the weights of 'resnet10t'" in line
     assert "name the file by method_kwargs.teacher.path" in line
-
-
-@pytest.mark.parametrize(
-    ("layout", "model", "says"),
-    [
-        ("timm", "resnet10", "did you mean 'resnet10t'?"),
-        ("timm", "resnet10t.b7", "timm has no weights 'b7'"),
-        ("torchvision", "resnet81", "did you mean 'resnet18'?"),
-        ("torchvision", "resnet18:V2", "torchvision has no weights 'V2'"),
-    ],
-)
-def test_models_that_there_are_not(layout: Any, model: str, says: str) -> None:
-    assert says in refusal(layout=layout, model=model, model_kwargs={})
 
 
 def test_torchvision_file(tmp_path: Path) -> None:
@@ -137,9 +117,9 @@ def test_torchvision_file(tmp_path: Path) -> None:
         assert same_features(teacher, network)
         assert (teacher.features_dim, teacher.input_size) == (1024, 224)
     torch.save({k: v for k, v in state.items() if k != "conv5.0.weight"}, path)
-    assert "missing: conv5.0.weight" in refusal(layout="torchvision", path=str(path))
+    assert "missing: conv5.0.weight" in refusal(load, layout="torchvision", path=str(path))
     torch.save({**state, "fc.more": torch.ones(1)}, path)
-    assert "unexpected: fc.more" in refusal(layout="torchvision", path=str(path))
+    assert "unexpected: fc.more" in refusal(load, layout="torchvision", path=str(path))
 
 
 def test_torchvision_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +136,7 @@ def test_torchvision_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "IMAGENET1K_V1" in teacher.description
     assert load(layout="torchvision").digest == teacher.digest
     torch.save({"a": torch.ones(1)}, stored)
-    line = refusal(layout="torchvision")
+    line = refusal(load, layout="torchvision")
     assert "torchvision cannot get" in line
     assert weights.url in line
 

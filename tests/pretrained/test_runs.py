@@ -24,6 +24,7 @@ from solo_ext.plugin import register
 from solo_ext.pretrained.loaded import LoadedTeacher
 from solo_ext.pretrained.runs import GELU, RELU, load_pretrained
 from solo_ext.pretrained.teachers import load_teacher
+from tests.pretrained.conftest import refusal
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -48,13 +49,6 @@ def change(run: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     args = json.loads(file.read_text())
     edit(args)
     file.write_text(json.dumps(args))
-
-
-def refusal(path: Path) -> str:
-    with pytest.raises(UserError) as caught:
-        load_pretrained(path)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 def test_weights_are_those_of_the_checkpoint(finished: Path) -> None:
@@ -106,19 +100,19 @@ def test_last_checkpoint_is_told_by_numbers(run: Path) -> None:
 )
 def test_args_that_do_not_do(edit: Callable[[dict[str, Any]], Any], says: str, run: Path) -> None:
     change(run, edit)
-    assert says in refusal(run)
+    assert says in refusal(load_pretrained, run)
 
 
 def test_folders_without_a_run(run: Path, tmp_path: Path) -> None:
-    assert "no such run directory" in refusal(tmp_path / "nothing")
+    assert "no such run directory" in refusal(load_pretrained, tmp_path / "nothing")
     for text in ("[1]", '{"encoder": 3}', "{", "[" * 5000):
         (run / "args.json").write_text(text)
-        assert str(run / "args.json") in refusal(run)
+        assert str(run / "args.json") in refusal(load_pretrained, run)
     (run / "args.json").unlink()
-    assert "no args.json beside" in refusal(run)
+    assert "no args.json beside" in refusal(load_pretrained, run)
     for file in run.glob("*.ckpt"):
         file.unlink()
-    assert "no .ckpt file in it" in refusal(run)
+    assert "no .ckpt file in it" in refusal(load_pretrained, run)
 
 
 def test_files_that_are_no_checkpoint(run: Path) -> None:
@@ -129,7 +123,7 @@ def test_files_that_are_no_checkpoint(run: Path) -> None:
         ({"state_dict": {"head.weight": torch.zeros(1)}}, "holds no backbone"),
     ):
         torch.save(content, file)
-        assert says in refusal(run)
+        assert says in refusal(load_pretrained, run)
 
 
 @pytest.fixture

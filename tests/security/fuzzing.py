@@ -1,10 +1,17 @@
-"""How long the fuzz tests run: HYPOTHESIS_PROFILE=long takes new examples, thousands of them."""
+"""Fuzz tests: how long they run, and how reading may end.
+
+HYPOTHESIS_PROFILE=long takes new examples, thousands of them.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
+
+from solo_ext.core.errors import UserError
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 
@@ -28,3 +35,16 @@ def fuzzed(few: int, many: int) -> settings:
             HealthCheck.filter_too_much,
         ],
     )
+
+
+def outcome(read: Callable[..., Any], *args: Any) -> str:
+    """``loads`` or ``refused``; anything else is raised."""
+    try:
+        read(*args)
+    except UserError as error:
+        said = str(error)
+    else:
+        return "loads"
+    assert len(said.splitlines()) == 1
+    assert said.strip()
+    return "refused"

@@ -20,8 +20,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from solo_ext.core.errors import UserError
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.resumption import read_state as read_to_resume
 from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.pretrained.export import export
@@ -29,7 +27,8 @@ from solo_ext.pretrained.exported import load_exported
 from solo_ext.pretrained.files import read_checkpoint, read_safetensors
 from solo_ext.pretrained.runs import load_pretrained
 from solo_ext.pretrained.teachers import load_teacher
-from tests.security.fuzzing import fuzzed
+from tests.lab.training.same_run import train
+from tests.security.fuzzing import fuzzed, outcome
 
 TINY = {"channels": [2, 2, 2, 2]}
 MakeConfig = Callable[..., dict[str, Any]]
@@ -38,9 +37,8 @@ MakeConfig = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="module")
 def run(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of an epoch."""
-    config = make_config("simclr", backbone={"kwargs": {"channels": [2, 2, 2, 2]}})
-    place = tmp_path_factory.mktemp("fuzz") / "run"
-    return pretrain(prepare(config), run_dir=place, show_progress=False).run_dir
+    config = make_config("simclr", backbone={"kwargs": TINY})
+    return train(config, tmp_path_factory.mktemp("fuzz") / "run").run_dir
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +62,10 @@ def spoiled(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run-ep=0.ckpt"
 
 
-def outcome(read: Callable[..., Any], *args: Any) -> str:
-    """``loads`` or ``refused``; anything else is raised."""
-    try:
-        read(*args)
-    except UserError as error:
-        said = str(error)
-    else:
-        return "loads"
-    assert len(said.splitlines()) == 1
-    return "refused"
+def teacher(layout: Any, model: str) -> Callable[[Path], Any]:
+    return lambda file: load_teacher(
+        TeacherKwargs(layout=layout, path=str(file), model=model, model_kwargs=TINY)
+    )
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -81,17 +73,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "resume": read_to_resume,
     "run": load_pretrained,
     "run as teacher": lambda file: load_teacher(TeacherKwargs(layout="run", path=str(file))),
-    "timm": lambda file: load_teacher(
-        TeacherKwargs(layout="timm", path=str(file), model="resnet10t", model_kwargs=TINY)
-    ),
-    "moco_v2": lambda file: load_teacher(_tiny("moco_v2", file)),
-    "swav": lambda file: load_teacher(_tiny("swav", file)),
-    "dino": lambda file: load_teacher(_tiny("dino", file)),
+    "timm": teacher("timm", "resnet10t"),
+    **{layout: teacher(layout, "timm/resnet10t") for layout in ("moco_v2", "swav", "dino")},
 }
-
-
-def _tiny(layout: Any, file: Path) -> TeacherKwargs:
-    return TeacherKwargs(layout=layout, path=str(file), model="timm/resnet10t", model_kwargs=TINY)
 
 
 def read_by_one(data: st.DataObject, file: Path) -> None:
@@ -201,6 +185,13 @@ ODD_TENSORS: list[Callable[[], Any]] = [
     lambda: torch.nn.Parameter(torch.zeros(2)),
     lambda: torch.zeros(2).half(),
 ]
+ODD_WEIGHTS: list[Callable[[Tensor], Tensor]] = [
+    lambda weight: weight.to("meta"),
+    lambda weight: weight.to_sparse(),
+    lambda weight: weight.to(torch.complex64),
+    lambda weight: torch.zeros(()).expand(weight.shape),
+    lambda weight: weight[..., None],
+]
 ODD = (
     st.none()
     | st.booleans()
@@ -245,19 +236,7 @@ def test_wrong_things_in_the_right_places(
             case "rename":
                 place[data.draw(st.text(max_size=4) | st.integers() | st.none())] = place.pop(key)
             case "odd weight" if isinstance(place[key], Tensor):
-                match data.draw(
-                    st.sampled_from(["meta", "sparse", "complex", "expanded", "wider"])
-                ):
-                    case "meta":
-                        place[key] = place[key].to("meta")
-                    case "sparse":
-                        place[key] = place[key].to_sparse()
-                    case "complex":
-                        place[key] = place[key].to(torch.complex64)
-                    case "expanded":
-                        place[key] = torch.zeros(()).expand(place[key].shape)
-                    case "wider":
-                        place[key] = place[key][..., None]
+                place[key] = data.draw(st.sampled_from(ODD_WEIGHTS))(place[key])
             case "swap":
                 other = data.draw(st.sampled_from(list(place)))
                 place[key], place[other] = place[other], place[key]
@@ -297,6 +276,11 @@ def test_entries_that_lie_over_each_other(whole: bytes, spoiled: Path) -> None:
         read_checkpoint(spoiled)
 
 
+def read_as_export(file: Path) -> None:
+    event(f"export: {outcome(load_exported, file)}")
+    event(f"safetensors: {outcome(read_safetensors, file)}")
+
+
 @pytest.fixture(scope="module")
 def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     file = tmp_path_factory.mktemp("exported") / "model.safetensors"
@@ -309,8 +293,7 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_torn_exports(data: st.DataObject, exported: bytes, tmp_path: Path) -> None:
     file = tmp_path / "torn.safetensors"
     file.write_bytes(torn(data, exported))
-    event(f"export: {outcome(load_exported, file)}")
-    event(f"safetensors: {outcome(read_safetensors, file)}")
+    read_as_export(file)
 
 
 JSON = st.recursive(
@@ -349,5 +332,4 @@ def test_exports_that_say_something_else(
     text = json.dumps(header).encode()
     file = tmp_path / "said.safetensors"
     file.write_bytes(struct.pack("<Q", len(text)) + text + exported[8 + length :])
-    event(f"export: {outcome(load_exported, file)}")
-    event(f"safetensors: {outcome(read_safetensors, file)}")
+    read_as_export(file)

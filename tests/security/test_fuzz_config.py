@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from hypothesis import strategies as st
 from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.config.schema import RunConfig
-from solo_ext.core.errors import UserError
 from solo_ext.lab.experiments.settings import read_benchmark
 from solo_ext.lab.training.run_dir import CONFIG, read_config
 from tests.config.test_compose import MINE
-from tests.security.fuzzing import fuzzed
+from tests.security.fuzzing import fuzzed, outcome
 
 VALID = MINE.replace("${solo_ext.digits:train}", "train")
 KEYS = st.sampled_from(
@@ -101,23 +101,30 @@ OVERRIDES = st.lists(
 )
 
 
-def outcome(run: Any, *args: Any) -> str:
-    """``valid`` or ``refused``; anything else is raised."""
-    try:
-        run(*args)
-    except UserError as error:
-        said = str(error)
-    else:
-        return "valid"
-    assert len(said.splitlines()) == 1
-    assert said.strip()
-    return "refused"
-
-
-def loaded(text: str, overrides: list[str] = []) -> RunConfig:  # noqa: B006
+def read_from(content: bytes | str, name: str, read: Callable[[Path], Any]) -> str:
+    """How it ends to read a folder with one file."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "run.yaml").write_bytes(text.encode(errors="surrogatepass"))
-        return check_run(compose("run", overrides, Path(folder)))
+        file = Path(folder) / name
+        if isinstance(content, str):
+            content = content.encode(errors="surrogatepass")
+        file.write_bytes(content)
+        return outcome(read, Path(folder))
+
+
+def composed(content: bytes | str) -> str:
+    return read_from(content, "run.yaml", lambda folder: check_run(compose("run", (), folder)))
+
+
+def of_a_run(content: str) -> str:
+    return read_from(content, CONFIG, lambda folder: check_run(read_config(folder)))
+
+
+def of_a_benchmark(content: str, overrides: Sequence[str] = ()) -> str:
+    return read_from(
+        content,
+        "benchmark.yaml",
+        lambda folder: read_benchmark(str(folder / "benchmark.yaml"), overrides).model_dump(),
+    )
 
 
 def dumped(tree: Any) -> str:
@@ -125,14 +132,14 @@ def dumped(tree: Any) -> str:
 
 
 def test_the_valid_one_is_valid() -> None:
-    assert outcome(loaded, VALID) == "valid"
+    assert composed(VALID) == "loads"
 
 
 @fuzzed(20, 1000)
 @given(MAPPINGS)
 def test_valid_config_with_something_else_in_it(tree: dict[Any, Any]) -> None:
     whole = {**yaml.safe_load(VALID), **tree}
-    event(outcome(loaded, dumped(whole)))
+    event(composed(dumped(whole)))
 
 
 @fuzzed(40, 1000)
@@ -154,20 +161,13 @@ def test_valid_config_with_lines_gone_astray(data: st.DataObject) -> None:
                 lines[place : place + 1] = [
                     line[: len(line) // 2] for line in lines[place : place + 1]
                 ]
-    event(outcome(loaded, "\n".join(lines)))
+    event(composed("\n".join(lines)))
 
 
 @fuzzed(20, 1000)
-@given(
-    st.binary(max_size=60) | st.text(max_size=60).map(lambda t: t.encode(errors="surrogatepass"))
-)
-def test_bytes_that_may_be_no_text(content: bytes) -> None:
-    def load() -> RunConfig:
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "run.yaml").write_bytes(content)
-            return check_run(compose("run", (), Path(folder)))
-
-    event(outcome(load))
+@given(st.binary(max_size=60) | st.text(max_size=60))
+def test_bytes_that_may_be_no_text(content: bytes | str) -> None:
+    event(composed(content))
 
 
 @fuzzed(60, 1000)
@@ -188,33 +188,17 @@ def test_names_of_configs(name: str) -> None:
 @fuzzed(30, 1000)
 @given(MAPPINGS | TREES)
 def test_config_of_a_run_directory(tree: Any) -> None:
-    def load() -> RunConfig:
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / CONFIG).write_bytes(dumped(tree).encode(errors="surrogatepass"))
-            return check_run(read_config(Path(folder)))
-
-    event(outcome(load))
+    event(of_a_run(dumped(tree)))
 
 
 @fuzzed(30, 1000)
 @given(st.lists(ODD_LINES, min_size=1, max_size=3).map("\n".join))
 def test_odd_yaml_wherever_it_is_read(text: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        for name in (CONFIG, "benchmark.yaml"):
-            (place / name).write_bytes(text.encode(errors="surrogatepass"))
-        event(outcome(lambda: check_run(read_config(place))))
-        event(outcome(lambda: read_benchmark(str(place / "benchmark.yaml")).model_dump()))
-    event(outcome(loaded, text))
+    for read in (of_a_run, of_a_benchmark, composed):
+        event(read(text))
 
 
 @fuzzed(30, 1000)
 @given(MAPPINGS, OVERRIDES)
 def test_benchmarks(tree: dict[Any, Any], overrides: list[str]) -> None:
-    def load() -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "b.yaml"
-            file.write_bytes(dumped(tree).encode(errors="surrogatepass"))
-            return read_benchmark(str(file), overrides).model_dump()
-
-    event(outcome(load))
+    event(of_a_benchmark(dumped(tree), overrides))

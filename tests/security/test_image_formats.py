@@ -13,8 +13,7 @@ from PIL import EpsImagePlugin, Image
 
 from solo_ext.data.reading import UnreadableImage, decode_image, read_file
 from solo_ext.lab.evaluation.evaluate import evaluate
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain
+from tests.lab.training.same_run import train
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n"
 
@@ -53,10 +52,10 @@ def test_postscript_under_the_name_of_an_image(
         decode_image(read_file(folder / "0" / "0.png"), "0.png")
     with pytest.raises(UnreadableImage, match="it is no image of BMP"):
         decode_image(POSTSCRIPT, "in.h5:0/0")
-    prepared = prepare(make_config("simclr", data={"train_path": str(folder)}))
+    config = make_config("simclr", data={"train_path": str(folder)})
     with pytest.raises(UnreadableImage, match="it is no image of BMP"):
-        pretrain(prepared, run_dir=tmp_path / "other", show_progress=False)
-    pretrain(prepare(make_config("simclr")), run_dir=run, show_progress=False)
+        train(config, tmp_path / "other")
+    train(make_config("simclr"), run)
     with pytest.raises(UnreadableImage, match="it is no image of BMP"):
         evaluate(
             run, "knn", {"data": {"train_path": str(images), "val_path": str(folder)}, "k": [1]}

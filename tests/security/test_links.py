@@ -1,26 +1,23 @@
-"""Links: followed where the user's images are, never written through, nor out of one file."""
+"""Links are never written through, nor followed out of one file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from solo_ext.config.schema import Images
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, refuse_link, write_text
-from solo_ext.data.images import open_images
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.experiments.records import RECORDS
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS
 from solo_ext.lab.training.watch import add_lines
+from tests.data.making import opened, refused
+from tests.lab.training.same_run import train
 
 MakeConfig = Callable[..., dict[str, Any]]
 PRECIOUS = "not to be touched"
@@ -37,21 +34,12 @@ def precious(tmp_path: Path) -> Any:
     assert [p.name for p in file.parent.iterdir()] == [file.name]
 
 
-def test_images_by_links(images: Path, tmp_path: Path) -> None:
-    """Subsets are made of links, of classes and of images."""
-    (tmp_path / "linked" / "one").mkdir(parents=True)
-    (tmp_path / "linked" / "two").symlink_to(images / "0")
-    (tmp_path / "linked" / "one" / "a.png").symlink_to(images / "1" / "0.png")
-    data = Images(dataset="custom", train_path=str(tmp_path / "linked"))
-    assert len(open_images(data, "train")) == 17
-
-
 def test_metrics(make_config: MakeConfig, tmp_path: Path, precious: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / METRICS).symlink_to(precious)
     with pytest.raises(UserError, match=r"is a link to .* remove it"):
-        pretrain(prepare(make_config("simclr")), run_dir=run, show_progress=False)
+        train(make_config("simclr"), run)
 
 
 def test_what_a_run_writes_anew(make_config: MakeConfig, tmp_path: Path, precious: Path) -> None:
@@ -62,7 +50,7 @@ def test_what_a_run_writes_anew(make_config: MakeConfig, tmp_path: Path, preciou
     for name in names:
         (run / name).symlink_to(precious)
     data = {"val_path": make_config("simclr")["data"]["train_path"]}
-    pretrain(prepare(make_config("simclr", data=data)), run_dir=run, show_progress=False)
+    train(make_config("simclr", data=data), run)
     assert not any((run / name).is_symlink() for name in names)
     for name in ("eval_knn.json", "finetune.safetensors", "features"):
         (run / name).symlink_to(precious)
@@ -104,20 +92,14 @@ def elsewhere(tmp_path: Path, images: Path) -> Path:
     return tmp_path
 
 
-def h5_data(file: Path) -> Images:
-    return Images(dataset="custom", format="h5", train_path=str(file))
-
-
-@pytest.mark.skipif(find_spec("h5py") is None, reason="h5py is not installed")
 @pytest.mark.parametrize("kind", ["link", "pipe", "storage", "virtual"])
 @pytest.mark.timeout(60)
 def test_images_of_hdf5_come_out_of_the_file(kind: str, elsewhere: Path) -> None:
-    import h5py
-
+    h5py = pytest.importorskip("h5py")
     file = elsewhere / "images.h5"
     size = (elsewhere / "secret.png").stat().st_size
-    with h5py.File(file, "w") as opened:
-        group = opened.create_group("class0")
+    with h5py.File(file, "w") as content:
+        group = content.create_group("class0")
         match kind:
             case "link":
                 group["0.png"] = h5py.ExternalLink(str(elsewhere / "secret.h5"), "class0/0.png")
@@ -134,17 +116,14 @@ def test_images_of_hdf5_come_out_of_the_file(kind: str, elsewhere: Path) -> None
                 layout[:] = source
                 group.create_virtual_dataset("0.png", layout)
     with pytest.raises(UserError, match=r"not the bytes of an image file|is a link"):
-        open_images(h5_data(file), "train")[0]
+        opened(file, format="h5")[0]
 
 
-@pytest.mark.skipif(find_spec("h5py") is None, reason="h5py is not installed")
 @pytest.mark.parametrize("name", ["secret.h5", "pipe"])
 @pytest.mark.timeout(60)
 def test_classes_of_hdf5_are_in_the_file(name: str, elsewhere: Path) -> None:
-    import h5py
-
+    h5py = pytest.importorskip("h5py")
     os.mkfifo(elsewhere / "pipe")
-    with h5py.File(elsewhere / "images.h5", "w") as opened:
-        opened["class0"] = h5py.ExternalLink(str(elsewhere / name), "class0")
-    with pytest.raises(ConfigError, match="'class0' is a link"):
-        open_images(h5_data(elsewhere / "images.h5"), "train")
+    with h5py.File(elsewhere / "images.h5", "w") as file:
+        file["class0"] = h5py.ExternalLink(str(elsewhere / name), "class0")
+    refused("'class0' is a link", elsewhere / "images.h5", format="h5")

@@ -13,7 +13,6 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,22 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
 
-from solo_ext.config.schema import HuggingFace, Images
+from solo_ext.config.schema import HuggingFace
 from solo_ext.core.errors import UserError
-from solo_ext.data.images import open_images
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.features import FeatureStore
 from solo_ext.lab.experiments.records import RECORDS, read_records
 from solo_ext.lab.experiments.results import read_results
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import CONFIG, METRICS, read_config
 from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.pretrained.exported import load_exported
 from solo_ext.pretrained.files import read_checkpoint, read_safetensors
 from solo_ext.pretrained.teachers import load_teacher
+from tests.data.making import opened, png, refused, tar_of
+from tests.lab.training.same_run import train
 from tests.security.conftest import Payload
 
 MakeConfig = Callable[..., dict[str, Any]]
@@ -50,11 +48,12 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(
+    make_config: MakeConfig, images: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The run directory of an epoch."""
-    place = tmp_path_factory.mktemp("trained") / "run"
-    config = make_config("simclr", data={"val_path": make_config("simclr")["data"]["train_path"]})
-    return pretrain(prepare(config), run_dir=place, show_progress=False).run_dir
+    config = make_config("simclr", data={"val_path": str(images)})
+    return train(config, tmp_path_factory.mktemp("trained") / "run").run_dir
 
 
 @pytest.fixture
@@ -112,12 +111,16 @@ def test_resume_from_checkpoint(
     poison(file, payload)
     config = make_config("simclr", max_epochs=2, resume_from_checkpoint=str(file))
     with pytest.raises(UserError, match="cannot be read"):
-        pretrain(prepare(config), run_dir=tmp_path / "new", show_progress=False)
+        train(config, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 def test_lightnings_own_way_of_resuming(
-    run: Path, payload: Payload, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    run: Path,
+    payload: Payload,
+    make_config: MakeConfig,
+    images: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Under SLURM Lightning looks for a checkpoint of its own in the run directory."""
     checkpoint_of(run).rename(run / "hpc_ckpt_1.ckpt")
@@ -125,9 +128,20 @@ def test_lightnings_own_way_of_resuming(
     for name, value in {"NTASKS": "1", "JOB_NAME": "job", "PROCID": "0", "LOCALID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    config = make_config("simclr", data={"val_path": make_config("simclr")["data"]["train_path"]})
+    config = make_config("simclr", data={"val_path": str(images)})
     with pytest.raises((UserError, pickle.UnpicklingError)):
-        pretrain(prepare(config), run_dir=run, show_progress=False)
+        train(config, run)
+
+
+def test_a_checkpoint_names_nothing_to_instantiate(package: str, run: Path) -> None:
+    """GHSA-qqmf-gpg7-g8gw: a text in ``hyper_parameters``, which is no pickled code."""
+    file = checkpoint_of(run)
+    state = torch.load(file, weights_only=True)
+    named = {"_instantiator": f"{package}.call", "_class_path": f"{package}.call", "a": 1}
+    state |= {"hyper_parameters": named, "datamodule_hyper_parameters": named}
+    torch.save({**state, "hparams_name": "cfg"}, file)
+    assert evaluate(str(run), "knn", {"device": "cpu", "k": [1]})["results"]
+    resume(run)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +179,7 @@ def test_weights_for_a_backbone_of_timm(
         config = make_config("simclr", backbone={"kwargs": {"small_stem": False, **argument}})
         # Where it is not refused before, the run itself fails.
         with pytest.raises(Exception, match=r"Weights only load failed|weights_only=True blocked"):
-            pretrain(prepare(config), run_dir=tmp_path / "new", show_progress=False)
+            train(config, tmp_path / "new")
 
 
 def test_a_run_names_no_other_file_of_weights(run: Path, payload: Payload, tmp_path: Path) -> None:
@@ -252,31 +266,26 @@ def test_torchvisions_archives(payload: Payload, tmp_path: Path) -> None:
         place.mkdir(parents=True)
         for name in files:
             (place / name).write_bytes(pickle.dumps(payload))
-        data = Images(dataset=dataset, train_path=str(place.parent))
-        with pytest.raises(UserError, match="is not there"):
-            open_images(data, "train")
+        refused("is not there", place.parent, dataset=dataset)
 
 
-@pytest.mark.skipif(find_spec("h5py") is None, reason="h5py is not installed")
 def test_hdf5(payload: Payload, tmp_path: Path) -> None:
-    import h5py
-
+    h5py = pytest.importorskip("h5py")
     file = tmp_path / "images.h5"
-    with h5py.File(file, "w") as opened:
-        group = opened.create_group("class0")
+    with h5py.File(file, "w") as content:
+        group = content.create_group("class0")
         group["0.png"] = np.frombuffer(pickle.dumps(payload), dtype=np.uint8)
         group["1.png"] = np.void(pickle.dumps(payload))
         group.create_dataset(
             "2.png", data=[pickle.dumps(payload, protocol=0)], dtype=h5py.string_dtype()
         )
-    images = open_images(Images(dataset="custom", format="h5", train_path=str(file)), "train")
+    images = opened(file, format="h5")
     assert len(images) == 3
     for index in range(3):
         with pytest.raises(UserError):
             images[index]
 
 
-@pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")
 @pytest.mark.parametrize("kind", ["pickle", "script", "webdataset", "arrow", "state"])
 def test_hugging_face(
     kind: str, payload: Payload, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -292,12 +301,9 @@ def test_hugging_face(
         case "script":
             (folder / "some_data.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
         case "webdataset":
-            with tarfile.open(folder / "train.tar", "w") as archive:
-                for name in ("0.png", "0.pkl", "0.pyd", "0.pickle", "0.pth", "0.npy"):
-                    content = _png() if name == "0.png" else pickle.dumps(payload)
-                    info = tarfile.TarInfo(name)
-                    info.size = len(content)
-                    archive.addfile(info, io.BytesIO(content))
+            kinds = ("pkl", "pyd", "pickle", "pth", "npy")
+            others = [(f"0.{kind}", pickle.dumps(payload)) for kind in kinds]
+            tar_of(folder / "train.tar", ("0.png", png(1)), *others)
         case "arrow":
             path = _arrow_with_a_pickled_type(folder, payload)
         case "state":
@@ -308,15 +314,9 @@ def test_hugging_face(
 
 
 def _open_by_datasets(path: Path, tmp_path: Path) -> Any:
-    section = HuggingFace(cache_dir=str(tmp_path / "cache"))
-    named = Images(dataset="custom", format="huggingface", huggingface=section)
-    return open_images(named.model_copy(update={"train_path": str(path)}), "train")
-
-
-def _png() -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", (2, 2)).save(out, "png")
-    return out.getvalue()
+    pytest.importorskip("datasets")
+    cache = HuggingFace(cache_dir=str(tmp_path / "cache"))
+    return opened(path, format="huggingface", huggingface=cache)
 
 
 def _arrow_with_a_pickled_type(folder: Path, payload: Payload) -> Path:
@@ -328,14 +328,13 @@ def _arrow_with_a_pickled_type(folder: Path, payload: Payload) -> Path:
         b"ARROW:extension:metadata": pickle.dumps(payload),
     }
     field = pa.field("image", pa.binary(), metadata=about)
-    table = pa.table([pa.array([_png()])], schema=pa.schema([field]))
+    table = pa.table([pa.array([png(1)])], schema=pa.schema([field]))
     file = folder / "train.arrow"
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return file
 
 
-@pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")
 @pytest.mark.parametrize("kind", ["zip", "tar", "link"])
 def test_archives_cannot_leave_their_folder(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -350,7 +349,7 @@ def test_archives_cannot_leave_their_folder(
     if kind == "zip":
         with zipfile.ZipFile(folder / "train.zip", "w") as packed:
             for name in names:
-                packed.writestr(name, _png())
+                packed.writestr(name, png(1))
     else:
         with tarfile.open(folder / "train.tar.gz", "w:gz") as archive:
             if kind == "link":
@@ -360,8 +359,8 @@ def test_archives_cannot_leave_their_folder(
                 names = ["way/planted.png", "cat/0.png"]
             for name in names:
                 info = tarfile.TarInfo(name)
-                info.size = len(_png())
-                archive.addfile(info, io.BytesIO(_png()))
+                info.size = len(png(1))
+                archive.addfile(info, io.BytesIO(png(1)))
     # That it is refused as a whole is as good.
     with contextlib.suppress(UserError):
         len(_open_by_datasets(folder, tmp_path))

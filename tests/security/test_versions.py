@@ -5,19 +5,13 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from solo_ext.lab.cli import doctor
 from solo_ext.lab.cli.doctor import diagnose, unmet
-from solo_ext.lab.evaluation.evaluate import evaluate
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain, resume
-from solo_ext.lab.training.run_dir import CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,25 +67,3 @@ def test_doctor_names_versions_that_are_too_old(monkeypatch: pytest.MonkeyPatch)
     ]
     shown = list(doctor.lines({**found, "unmet": lines}))
     assert f"DANGER       {lines[0]}" in shown
-
-
-def test_a_checkpoint_names_nothing_to_instantiate(
-    make_config: Any, package: str, tmp_path: Path
-) -> None:
-    """GHSA-qqmf-gpg7-g8gw: a text in ``hyper_parameters``, which is no pickled code."""
-    data = {"val_path": make_config("simclr")["data"]["train_path"]}
-    run = tmp_path / "run"
-    config = make_config("simclr", data=data)
-    pretrain(prepare(config), run_dir=run, show_progress=False)
-    (file,) = run.glob("*.ckpt")
-    state = torch.load(file, weights_only=True)
-    named = {"_instantiator": f"{package}.call", "_class_path": f"{package}.call", "a": 1}
-    state |= {
-        "hyper_parameters": named,
-        "hparams_name": "cfg",
-        "datamodule_hyper_parameters": named,
-    }
-    torch.save(state, file)
-    assert evaluate(str(run), "knn", {"device": "cpu", "k": [1]})["results"]
-    assert (run / CONFIG).is_file()
-    resume(run)

@@ -70,21 +70,25 @@ def unit(x: Tensor) -> Tensor:
     return F.normalize(x, dim=-1)
 
 
+def forms(theirs: str, ours: str = "") -> list[Callable[..., Tensor]]:
+    """A loss of the host, and ours of the same name or another."""
+    import solo.losses
+
+    import solo_ext.losses
+
+    names = (solo.losses, theirs), (solo_ext.losses, ours or theirs)
+    return [getattr(module, f"{name}_loss_func") for module, name in names]
+
+
 def hard_negative_loss(**settings: float) -> Result:
-    from solo.losses import hard_negative_loss_func as theirs
-
-    from solo_ext.losses import hard_negative_loss_func as ours
-
+    theirs, ours = forms("hard_negative")
     z1, z2 = views(12, 12)
     # Views of one image are alike, so that the minimum of the estimate is reached at low T.
     return compare(lambda *z: theirs(*z, **settings), lambda *z: ours(*z, **settings), z1, z1 + z2)
 
 
 def nnclr_loss(symmetric: bool) -> Result:
-    from solo.losses import nnclr_loss_func as theirs
-
-    from solo_ext.losses import nnclr_symmetric_loss_func as ours
-
+    theirs, ours = forms("nnclr", "nnclr_symmetric")
     nn_, p = views(12, 12)
     return compare(
         lambda p: theirs(nn_, p, 0.1, symmetric), lambda p: ours(nn_, p, 0.1, symmetric), p
@@ -92,10 +96,7 @@ def nnclr_loss(symmetric: bool) -> Result:
 
 
 def mochi_loss(**counts: int) -> Result:
-    from solo.losses import mochi_loss_func as theirs
-
-    from solo_ext.losses import mochi_loss_func as ours
-
+    theirs, ours = forms("mochi")
     query, key, queue = views(12, 12, 50)
     with drawn() as draws:
         theirs(query, key, queue.T, 0.2, **counts)
@@ -112,10 +113,7 @@ def mochi_loss(**counts: int) -> Result:
 
 
 def pcl_loss() -> Result:
-    from solo.losses import pcl_loss_func as theirs
-
-    from solo_ext.losses import proto_nce_loss_func as ours
-
+    theirs, ours = forms("pcl", "proto_nce")
     query, *tables = views(12, 5, 30)
     phi = [0.05 + torch.rand(len(t)) for t in tables]
     ids = torch.stack([torch.arange(12) * 7 % len(t) for t in tables])
@@ -143,20 +141,14 @@ def concentration() -> Result:
 
 
 def seed_loss(rows: int, teacher_temperature: float) -> Result:
-    from solo.losses import seed_loss_func as theirs
-
-    from solo_ext.losses import seed_loss_func as ours
-
+    theirs, ours = forms("seed")
     student, teacher, queue = views(12, 12, rows)
     rest = teacher, queue, 0.2, teacher_temperature
     return compare(lambda s: theirs(unit(s), *rest), lambda s: ours(s, *rest), student)
 
 
 def protocpc_loss(prior: str) -> Result:
-    from solo.losses import protocpc_loss_func as theirs
-
-    from solo_ext.losses import protocpc_loss_func as ours
-
+    theirs, ours = forms("protocpc")
     logits, probs = views(12, 12)
     probs = (probs / 0.04).softmax(1)
     q = torch.ones(DIM) if prior == "flat" else DIM * views(1)[0][0].softmax(0)
@@ -363,17 +355,11 @@ def train_both(
     host: str | None = None,
     epochs: int = 1,
 ) -> Result:
-    """Losses and gradients of each step, and by how much the state differs after it.
+    """By how much losses and gradients of the steps differ, and by ``differ`` the state after them.
 
-    Args:
-        name: of our method.
-        theirs: ``method_kwargs`` of the host's method.
-        ours: of ours.
-        take: gives our method the state of a step that is not in the host's state dict as ours.
-        differ: by how much the states after a step differ.
-        prepare: changes our method before it trains; gets what the host's MoCHi has drawn.
-        host: the host's method, if it has another name.
-        epochs: to train for.
+    ``theirs`` and ``ours`` are ``method_kwargs``. ``take`` gives our method the state of a step
+    that the host names otherwise; ``prepare`` changes it before it trains, by what the host's MoCHi
+    drew.
     """
     from solo.methods import METHODS
 

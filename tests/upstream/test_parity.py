@@ -21,29 +21,29 @@ PATCHES = sorted((ROOT / "upstream" / "methods").iterdir())
 pytestmark = pytest.mark.upstream
 
 
+def run(patched: Path, folder: Path, *words: object, **environment: str) -> None:
+    """Runs a program with the patched tree and the plugin."""
+    path = os.pathsep.join([str(patched), str(ROOT)])
+    subprocess.run(
+        [sys.executable, *map(str, words)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        cwd=folder,
+    )
+
+
 @pytest.fixture(scope="module")
 def found(patched: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What :mod:`parity_run` writes in the patched tree."""
     output = tmp_path_factory.mktemp("parity") / "found.json"
-    path = os.pathsep.join([str(patched), str(ROOT)])
-    subprocess.run(
-        [sys.executable, parity_run.__file__, str(output)],
-        check=True,
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=output.parent,
-    )
+    run(patched, output.parent, parity_run.__file__, output)
     return json.loads(output.read_text())  # type: ignore[no-any-return]
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(patched: Path, tmp_path: Path) -> None:
-    output, path = tmp_path / "found.json", os.pathsep.join([str(patched), str(ROOT)])
-    subprocess.run(
-        [sys.executable, ranks_run.__file__, str(output)],
-        check=True,
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=patched,
-    )
+    output = tmp_path / "found.json"
+    run(patched, patched, ranks_run.__file__, output)
     differs = json.loads(output.read_text())
     assert set(differs) == {"hard_negative", "nnclr", "protocpc", "prior", "pcl"}
     assert max(differs.values()) < 1e-6
@@ -76,16 +76,13 @@ def test_main_pretrain_trains_the_one_that_is_named(
     patched: Path, tmp_path: Path, method: str
 ) -> None:
     """By the patched tree's own script with the plugin beside it, from our config."""
-    script = [str(patched / "main_pretrain.py"), "--config-name", "solo_ext/digits/hard_negative"]
-    run = [f"method={method}", f"checkpoint.dir={tmp_path}", "max_epochs=1", "accelerator=cpu"]
-    limits = ["+limit_train_batches=1", "data.val_path=null", "+enable_progress_bar=false"]
-    path = os.pathsep.join([str(patched), str(ROOT)])
-    data = {"SOLO_EXT_DATA": str(tmp_path / "data")}
-    subprocess.run(
-        [sys.executable, *script, *run, *limits],
-        check=True,
-        env={**os.environ, "PYTHONPATH": path, **data},
-        cwd=tmp_path,
+    run(
+        patched,
+        tmp_path,
+        *(patched / "main_pretrain.py", "--config-name", "solo_ext/digits/hard_negative"),
+        *(f"method={method}", f"checkpoint.dir={tmp_path}", "max_epochs=1", "accelerator=cpu"),
+        *("+limit_train_batches=1", "data.val_path=null", "+enable_progress_bar=false"),
+        SOLO_EXT_DATA=str(tmp_path / "data"),
     )
     (checkpoint,) = tmp_path.rglob("*.ckpt")
     state = torch.load(checkpoint, weights_only=True)["state_dict"]
@@ -139,15 +136,3 @@ def test_measured_numbers_are_those_of_the_records(patch: Path) -> None:
             half = stats.t.ppf(0.975, len(apart) - 1) * stdev(apart) / len(apart) ** 0.5
             low, high = mean(apart) - half, mean(apart) + half
             assert score.replace("−", "-") == f"{mean(apart):+.2f} ({low:+.2f} to {high:+.2f})"
-
-
-def test_a_method_is_described() -> None:
-    readme = (ROOT / "upstream" / "README.md").read_text()
-    for patch in PATCHES:
-        subject, empty, *body = (patch / "message").read_text().splitlines()
-        assert len(subject) <= 72
-        assert not empty
-        assert body
-        assert (patch / "pull_request.md").read_text().startswith(f"# {subject}\n")
-        assert f"(methods/{patch.name}/pull_request.md)" in readme
-        assert "solo_ext" not in "".join(p.read_text() for p in patch.rglob("new/**/*.py"))

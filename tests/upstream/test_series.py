@@ -91,21 +91,20 @@ def test_a_newer_main_says_what_has_no_place(tree: Path, tmp_path: Path, program
     assert [line[: len(start)] for line, start in zip(said, lost, strict=True)] == lost
 
 
-@pytest.mark.parametrize("fix", FIXES)
-def test_a_fix_is_described(fix: str) -> None:
-    folder = UPSTREAM / "fixes" / fix
-    subject, empty, *body = (folder / "message").read_text().splitlines()
+@pytest.mark.parametrize("patch", make.patches(), ids=lambda path: path.name)
+def test_a_patch_is_described(patch: Path) -> None:
+    subject, empty, *body = (patch / "message").read_text().splitlines()
     assert len(subject) <= 72
     assert not empty
     assert body
-    text = (folder / "pull_request.md").read_text()
+    text, readme = (patch / "pull_request.md").read_text(), (UPSTREAM / "README.md").read_text()
     assert text.startswith(f"# {subject}\n")
-    own = (folder / "issue.md").is_file()
-    assert own != bool(re.search(r"^Fixes #\d+\.$", text, re.M))
-    readme = (UPSTREAM / "README.md").read_text()
-    assert f"(fixes/{fix}/pull_request.md)" in readme
-    assert not own or f"(fixes/{fix}/issue.md)" in readme
-    assert "solo_ext" not in "".join(p.read_text() for p in folder.rglob("new/**/*.py"))
+    assert f"({patch.parent.name}/{patch.name}/pull_request.md)" in readme
+    if patch.name in FIXES:
+        own = (patch / "issue.md").is_file()
+        assert own != bool(re.search(r"^Fixes #\d+\.$", text, re.M))
+        assert not own or f"(fixes/{patch.name}/issue.md)" in readme
+    assert "solo_ext" not in "".join(p.read_text() for p in patch.rglob("new/**/*.py"))
 
 
 def test_every_fix_is_that_of_a_patch_of_ours() -> None:

@@ -23,7 +23,7 @@ from solo_ext.core.errors import ConfigError, first_line, nearest
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.images import Split, class_names, images_fingerprint, open_images
 from solo_ext.data.loaders import FixedLoader, fixed_loader
-from solo_ext.data.reading import Images, Skipping, name_of, targets_of
+from solo_ext.data.reading import Images, SkipUnreadable, name_of, targets_of
 from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.lab.evaluation.features import (
     ALONE,
@@ -285,8 +285,8 @@ def labelled_images(images: Images, data: ImagesSection, split: Split) -> Images
             f"none of its {len(images)} images has a label, and an evaluation needs some",
             "give class folders with data.train_path=... data.val_path=...",
         )
-    if isinstance(images, Skipping):
-        return cast(Images, Skipping(cast(Images, Subset(images.images, kept))))  # type: ignore[arg-type]
+    if isinstance(images, SkipUnreadable):
+        return cast(Images, SkipUnreadable(cast(Images, Subset(images.images, kept))))  # type: ignore[arg-type]
     return cast(Images, Subset(cast(Dataset[Any], images), kept))
 
 

@@ -19,7 +19,7 @@ from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.pictures import FeatureMap, Neighbors
 from solo_ext.lab.evaluation.protocol import Protocol, Row, files_of, measure, protocols_of
-from solo_ext.lab.evaluation.scores import KNN, Clusters, FeatureSpace, Retrieval
+from solo_ext.lab.evaluation.scores import KNN, Clustering, Geometry, Retrieval
 from solo_ext.lab.evaluation.supervised import Finetune, LinearAugmented
 
 _ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
@@ -27,9 +27,9 @@ _ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
     "linear": Linear,
     "linear_sgd": LinearSGD,
     "lowshot": LowShot,
-    "clustering": Clusters,
+    "clustering": Clustering,
     "retrieval": Retrieval,
-    "geometry": FeatureSpace,
+    "geometry": Geometry,
     "linear_augmented": LinearAugmented,
     "finetune": Finetune,
     "map": FeatureMap,

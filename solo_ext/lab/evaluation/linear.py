@@ -21,7 +21,7 @@ from torch import Tensor
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.types import LearningRate, NonNegativeFloat, NonNegativeInt, PositiveInt
 from solo_ext.lab.evaluation.features import Features, Rows, refuse_non_finite
-from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row, accuracies, first_and_five
+from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row, accuracies, top1_top5_hits
 
 logger = logging.getLogger(__name__)
 Holdout = Annotated[float, Gt(0), Lt(1)]
@@ -158,7 +158,7 @@ def holdout_mask(labels: npt.NDArray[np.int64], holdout: float, seed: int) -> Te
     return torch.from_numpy(held)
 
 
-def _labelled_draw(
+def _draw_labelled_rows(
     labels: npt.NDArray[np.int64], classes: Sequence[int], amount: int | float, seed: int, draw: int
 ) -> Tensor:
     """Indices of randomly drawn rows: ``amount`` of each class, or this share of it if a float.
@@ -249,7 +249,9 @@ class LowShot(FeatureProtocol):
         probe = Linear(**settings)
         scores, count, labels = [], 0, y.cpu().numpy()
         for draw in range(self.draws):
-            rows = _labelled_draw(labels, range(len(features.class_names)), amount, self.seed, draw)
+            rows = _draw_labelled_rows(
+                labels, range(len(features.class_names)), amount, self.seed, draw
+            )
             count = len(rows)
             found = probe.probe((x[rows], y[rows]), features.test)
             scores.append(found["acc1"])
@@ -403,5 +405,5 @@ def _sweep_accuracies(
     for part in torch.split(rows, _BLOCK):
         x, y = data[part]
         logits = (x @ weight.flatten(1)).view(len(x), *bias.shape) + bias
-        hits += first_and_five(logits, y[:, None]).sum(0)
+        hits += top1_top5_hits(logits, y[:, None]).sum(0)
     return [(first, five) for first, five in (100 * hits / len(rows)).tolist()]

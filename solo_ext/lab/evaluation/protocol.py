@@ -138,14 +138,14 @@ def files_of(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(str(file) for files in named for file in files if file))
 
 
-def first_and_five(logits: Tensor, targets: Tensor) -> Tensor:
+def top1_top5_hits(logits: Tensor, targets: Tensor) -> Tensor:
     """Whether the class is the first guess, and among the first five: (..., 2) bool.
 
     Logits are (..., C), targets broadcast to the axes before C; a target of -1 is never guessed,
     and a row without finite logits is wrong.
 
     >>> logits = torch.arange(8.0).expand(3, 8)
-    >>> first_and_five(logits, torch.tensor([7, 4, 0]))
+    >>> top1_top5_hits(logits, torch.tensor([7, 4, 0]))
     tensor([[ True,  True],
             [False,  True],
             [False, False]])
@@ -163,5 +163,5 @@ def accuracies(logits: Tensor, targets: Tensor) -> dict[str, float]:
     >>> accuracies(torch.eye(8), torch.arange(8))
     {'acc1': 100.0, 'acc5': 100.0}
     """
-    first, five = first_and_five(logits, targets).sum(0).tolist()
+    first, five = top1_top5_hits(logits, targets).sum(0).tolist()
     return {"acc1": 100.0 * first / len(targets), "acc5": 100.0 * five / len(targets)}

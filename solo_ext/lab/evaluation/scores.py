@@ -125,7 +125,7 @@ class Retrieval(FeatureProtocol):
         return {k: float(v) for k, v in rows[0].items() if k.startswith(("map", "recall_"))}
 
 
-class Clusters(FeatureProtocol):
+class Clustering(FeatureProtocol):
     """Settings of ``eval clustering``: k-means of L2-normalised features against the classes.
 
     Without ``k`` there are as many clusters as classes.
@@ -133,7 +133,7 @@ class Clusters(FeatureProtocol):
     >>> import torch
     >>> y = torch.arange(2).repeat(10)
     >>> rows = torch.eye(2)[y], y
-    >>> (row,) = Clusters(seeds=1).measure(Features(rows, rows, ["cat", "dog"]))
+    >>> (row,) = Clustering(seeds=1).measure(Features(rows, rows, ["cat", "dog"]))
     >>> row["k"], round(row["nmi"]), row["accuracy"]
     (2, 100, 100.0)
     """
@@ -200,13 +200,13 @@ def _cluster_scores(targets: Tensor, assignments: Tensor) -> dict[str, float]:
     }
 
 
-class FeatureSpace(FeatureProtocol):
+class Geometry(FeatureProtocol):
     """Settings of ``eval geometry``: spread and collapse of the features of a split.
 
     If there are more than ``samples`` images, ``samples`` of them are drawn with ``seed``.
 
     >>> rows = torch.eye(6), torch.arange(6) % 2
-    >>> (row,) = FeatureSpace().measure(Features(rows, rows, ["cat", "dog"]))
+    >>> (row,) = Geometry().measure(Features(rows, rows, ["cat", "dog"]))
     >>> row["images"], row["dimensions"], row["mean_cosine"]
     (6, 6, 0.0)
     """

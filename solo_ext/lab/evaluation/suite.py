@@ -98,7 +98,7 @@ def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str,
         ConfigError: unknown protocol or key, a missing key, or an invalid value.
 
     >>> read_suite_settings({"protocols": ["geometry", "knn"], "knn": {"k": [5]}})[1]
-    {'knn': KNN(k=[5], temperature=[0.07, 0.1]), 'geometry': FeatureSpace(split='test', ...)}
+    {'knn': KNN(k=[5], temperature=[0.07, 0.1]), 'geometry': Geometry(split='test', ...)}
     """
     names: Any = Literal[tuple(PROTOCOLS)]
     default = [name for name, kind in PROTOCOLS.items() if kind.by_default]

@@ -139,7 +139,7 @@ def code_version() -> dict[str, Any]:
         return found
 
 
-def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
+def note_hypotheses(settings: BenchmarkSettings, folder: Path) -> None:
     """Appends a line for every hypothesis that is new or changed, before any run is started.
 
     A line has the name, a digest of what decides the verdict, the hypothesis and the time (UTC).
@@ -150,7 +150,7 @@ def note_claims(settings: BenchmarkSettings, folder: Path) -> None:
     >>> import tempfile
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> settings, folder = read_benchmark("claims_e2"), Path(tempfile.mkdtemp())
-    >>> note_claims(settings, folder)
+    >>> note_hypotheses(settings, folder)
     >>> times_written(settings, folder).keys() == settings.hypotheses.keys()
     True
     """

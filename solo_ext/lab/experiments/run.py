@@ -15,7 +15,13 @@ from solo_ext.core.errors import StoppedBySignal, UserError
 from solo_ext.core.files import append_lines, locked, read_json, write_text
 from solo_ext.lab.experiments.launchers import Launcher
 from solo_ext.lab.experiments.plan import PlannedRun
-from solo_ext.lab.experiments.records import RECORDS, SETTINGS, Record, note_claims, read_records
+from solo_ext.lab.experiments.records import (
+    RECORDS,
+    SETTINGS,
+    Record,
+    note_hypotheses,
+    read_records,
+)
 from solo_ext.lab.experiments.settings import BenchmarkSettings
 from solo_ext.lab.experiments.work import PLANNED, RECORD
 from solo_ext.lab.training.run_dir import checkpoints
@@ -65,7 +71,7 @@ def run_benchmark(
         settings = _with_earlier_seeds(settings, out)
         dumped = settings.model_dump(exclude_defaults=True)
         write_text(out / SETTINGS, yaml.safe_dump(dumped, sort_keys=False))
-        note_claims(settings, out)
+        note_hypotheses(settings, out)
         known = read_records(out) if (out / RECORDS).is_file() else []
         held = {record["key"]: record for record in known}
         planned = {run.key for run in plan}

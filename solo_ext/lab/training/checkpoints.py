@@ -75,7 +75,7 @@ class RunCheckpoint(Checkpoint):
         # one before it has nothing left to train or to save when it is resumed.
         held = [one.path for one in self._checkpoints()]
         if trainer.is_global_zero and held:
-            self._outdate_others(held[-1])
+            self._rotate(held[-1])
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -125,13 +125,13 @@ class RunCheckpoint(Checkpoint):
         """What all processes agree on: signal received (or 0), worker lost, checkpoint due."""
         waited = time.monotonic() - self._saved_at
         due = 0 < 60 * self.settings.every_n_minutes <= waited
-        wishes = [
+        flags = [
             self.signals.received or 0,
             int(self._lost is not None),
             int(due and trainer.is_global_zero),
         ]
         device = trainer.strategy.root_device
-        return self._agreement.any_of(wishes, trainer.global_step, device, now=now)
+        return self._agreement.any_of(flags, trainer.global_step, device, now=now)
 
     def _stop_for(self, trainer: pl.Trainer, received: int, lost: int) -> None:
         if not received and not lost:
@@ -157,14 +157,14 @@ class RunCheckpoint(Checkpoint):
         target = self.run_dir / f"{self.stem}-ep={trainer.current_epoch}{place}.ckpt"
         if trainer.is_global_zero:
             atomic_write(target, trainer.save_checkpoint)
-            self._outdate_others(target)
+            self._rotate(target)
         else:
             # Every rank calls this: Lightning collects the state of all, and writes on rank 0 only.
             trainer.save_checkpoint(target)
         self._saved_at = time.monotonic()
         self._between_steps = False
 
-    def _outdate_others(self, newest: Path) -> None:
+    def _rotate(self, newest: Path) -> None:
         """Marks the checkpoint before ``newest`` as previous, and deletes those before that."""
         # List the folder, because a killed process may have left more than one.
         keep = self.settings.keep_prev

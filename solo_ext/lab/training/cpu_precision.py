@@ -36,7 +36,7 @@ def precision_for(run: RunConfig, convolutions: Convolutions) -> str:
     last = not run.performance.disable_channel_last
     geometries = {(str(layer), shape): layer for layer, shape in convolutions}
     for (name, shape), layer in geometries.items():
-        if not right(layer, shape, last):
+        if not is_correct_in_bf16(layer, shape, last):
             logger.info(
                 f"precision: 32-true, because in bfloat16 torch {torch.__version__} computes "
                 f"{name} of {shape[1]} x {shape[2]} pixels wrongly on this processor"
@@ -56,14 +56,16 @@ def multiplies_bfloat16() -> bool:
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
-def right(layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True) -> bool:
+def is_correct_in_bf16(
+    layer: nn.Conv2d, shape: tuple[int, ...], channels_last: bool = True
+) -> bool:
     """Whether a convolution of inputs (C, H, W) and its gradients are correct in bfloat16.
 
     They are compared with those in fp32, up to rounding, for random inputs and weights.
 
-    >>> right(nn.Conv2d(8, 16, 3, padding=1), (8, 4, 4))
+    >>> is_correct_in_bf16(nn.Conv2d(8, 16, 3, padding=1), (8, 4, 4))
     True
-    >>> right(nn.Conv2d(8, 16, 3, stride=2, padding=1), (8, 1, 1))
+    >>> is_correct_in_bf16(nn.Conv2d(8, 16, 3, stride=2, padding=1), (8, 1, 1))
     False
     """
     if shape[1:] == (1, 1) and layer.stride != (1, 1) and layer.kernel_size != (1, 1):

@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 NONFINITE = "nonfinite.jsonl"
 EVERY, EVERY_ON_CPU = 16, 1
 """Batches between two readings: on a GPU or with several processes; in one process on a CPU."""
-MOST_IN_A_ROW = 32
+MAX_CONSECUTIVE_BAD = 32
 """After so many bad steps in a row `skip` stops too: the weights or the data are broken."""
 MOST_BEFORE_SAVING = 4
 """The same limit just before a checkpoint replaces the last good one."""
-SHORTEST = 1e-12
+NORM_EPS = 1e-12
 """Smallest L2 norm that :func:`torch.nn.functional.normalize` scales to 1."""
 
 
@@ -53,7 +53,7 @@ class NonFiniteWatch(Callback):
     """Stops at batches whose loss, gradients or embeddings are not finite, or skips them.
 
     The embeddings are those that a method stores in its attribute ``step_embeddings``. An embedding
-    whose L2 norm is below :data:`SHORTEST`, or so large that its squares overflow (1.8e19 in fp32),
+    whose L2 norm is below :data:`NORM_EPS`, or so large that its squares overflow (1.8e19 in fp32),
     cannot be normalised: its gradient is about 1e11, or the loss does not depend on it, yet both
     are finite.
 
@@ -255,7 +255,7 @@ class NonFiniteWatch(Callback):
             if not known:
                 self._last_bad = step
                 self._in_a_row, self._left_out = self._in_a_row + 1, self._left_out + 1
-        self._stop_in_a_row(trainer, MOST_IN_A_ROW)
+        self._stop_in_a_row(trainer, MAX_CONSECUTIVE_BAD)
 
     def _line(self, batch: _Batch, loss: float, what: str) -> dict[str, Any] | None:
         """The file's line about a batch; ``None`` if another batch or process is the cause."""
@@ -323,7 +323,7 @@ def _lengths(embeddings: Tensor) -> Tensor:
 
 
 def _cannot_be_normalised(lengths: Tensor) -> Tensor:
-    return ~((lengths >= SHORTEST) & lengths.isfinite())
+    return ~((lengths >= NORM_EPS) & lengths.isfinite())
 
 
 def _number(value: float) -> float | str:

@@ -117,7 +117,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         same_classes(train, val, str(run.data.val_path))
     _check_batch_size(run, len(train))
     check_builtin(run, len(train))
-    cfg = _as_methods_take_it(run)
+    cfg = _method_cfg(run)
     if hasattr(method, "fill_sizes"):
         method.fill_sizes(cfg, len(train))
         filled: Any = OmegaConf.to_container(cfg.method_kwargs, resolve=True)
@@ -146,7 +146,7 @@ def check_folder(key: str, path: str) -> None:
         raise ConfigError(key, path, f"{str(place)!r} is no folder", "name a folder")
 
 
-def _as_methods_take_it(run: RunConfig) -> DictConfig:
+def _method_cfg(run: RunConfig) -> DictConfig:
     cfg = OmegaConf.create(run.model_dump())
     scale = cfg.optimizer.batch_size * run.world_size / BASE_BATCH
     cfg.optimizer.lr *= scale
@@ -364,12 +364,12 @@ def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
         backbone(torch.zeros(2, 3, size, size))
 
     try:
-        built = _dry(build, kwargs)
+        built = _dry_run(build, kwargs)
     except Exception as error:
         said = first_line(error.__cause__ or error)
         unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
         if unknown and unknown[1] in kwargs:
-            raise _unknown_argument(_dry(build, {}), unknown[1], kwargs) from error
+            raise _unknown_argument(_dry_run(build, {}), unknown[1], kwargs) from error
         see = f"timm's {name.removeprefix(PREFIX)}" if is_timm(name) else name
         raise ConfigError("backbone.kwargs", kwargs, said, f"see what {see} takes") from error
     # Some of solo-learn's own backbones accept unknown arguments and ignore them.
@@ -378,7 +378,7 @@ def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
             raise _unknown_argument(built, key, kwargs)
     for place, size in enumerate(sizes):
         try:
-            _dry(forward, size)
+            _dry_run(forward, size)
         except Exception as error:
             raise ConfigError(
                 f"augmentations.{place}.crop_size",
@@ -389,7 +389,7 @@ def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
     return found
 
 
-def _dry(run: Callable[[A], R], argument: A) -> R:
+def _dry_run(run: Callable[[A], R], argument: A) -> R:
     """Calls ``run`` silently, on the meta device if possible, without changing the random state."""
     held = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -32,9 +32,9 @@ from solo_ext.core.errors import (
 from solo_ext.core.files import locked, write_text
 from solo_ext.data.folders import ImageFiles
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
-from solo_ext.data.reading import unwrapped
+from solo_ext.data.reading import unwrap_dataset
 from solo_ext.host.dali_loader import DALILoader
-from solo_ext.host.patches import announce, repairs_for, select_for_run
+from solo_ext.host.patches import announce, default_patches, select_for_run
 from solo_ext.lab.evaluation.online import OnlineEvaluation
 from solo_ext.lab.training.checkpoints import RunCheckpoint
 from solo_ext.lab.training.lightning_internals import log_without_waiting
@@ -54,8 +54,8 @@ from solo_ext.lab.training.run_dir import (
     checkpoints,
     environment,
     file_name,
-    how_to_go_on,
     read_config,
+    resume_hint,
     warn_of_changes,
 )
 from solo_ext.lab.training.trainer import JsonLines, RunData, make_trainer, progress_callback, quiet
@@ -66,7 +66,7 @@ _DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
 # Backends have no error class for a lost process, so their messages are searched for these texts.
 # Messages about a port in use, a failed rendezvous and mismatched collectives are left out on
 # purpose: no process was lost.
-_GONE = (
+_LOST_PROCESS_MESSAGES = (
     "connection closed by peer",
     "connection reset by peer",
     "connection was likely closed",
@@ -142,7 +142,7 @@ def pretrain(
 
     quiet()
     pl.seed_everything(run.seed, workers=True, verbose=False)
-    patched = select_for_run(run.patches, repairs_for(run.method))
+    patched = select_for_run(run.patches, default_patches(run.method))
     model = _method(prepared)
     if not run.performance.disable_channel_last:
         model.to(memory_format=torch.channels_last)
@@ -192,7 +192,7 @@ def pretrain(
 
     with (
         ending,
-        _alone(run_dir, trainer, held),
+        _locked_run_dir(run_dir, trainer, held),
         _errors_explained(run_dir, held, trainer, state, checkpoint),
     ):
         trainer.fit(model, datamodule=data, ckpt_path=checkpoint, weights_only=True)
@@ -208,7 +208,7 @@ def _refuse_among_images(run_dir: Path, prepared: Prepared) -> None:
     """Refuses a run directory inside a folder of class folders, where it would become a class."""
     data, place = prepared.run.data, Path(os.path.realpath(run_dir))
     for path, images in ((data.train_path, prepared.train), (data.val_path, prepared.val)):
-        source, _ = unwrapped(images, ())
+        source, _ = unwrap_dataset(images, ())
         folders = isinstance(source, ImageFiles) and source.classes
         if path and folders and place.is_relative_to(os.path.realpath(path)):
             raise UserError(
@@ -264,13 +264,11 @@ def _errors_explained(
         # before the first batch, after the last one, or with checkpoints turned off.
         if not isinstance(left.__context__, KeyboardInterrupt):
             raise
-        raise StoppedBySignal(
-            f"stopped by SIGINT; {how_to_go_on(run_dir)}", signal.SIGINT
-        ) from None
+        raise StoppedBySignal(f"stopped by SIGINT; {resume_hint(run_dir)}", signal.SIGINT) from None
     except Exception as error:
         explained = _explained(error, run_dir, held, trainer, state, checkpoint)
         if explained is None:
-            error.add_note(how_to_go_on(run_dir))
+            error.add_note(resume_hint(run_dir))
             raise
         raise explained from error
 
@@ -292,7 +290,7 @@ def _explained(
             "while training; if it was moved, `solo-ext pretrain --resume` goes on with it "
             "where it is now"
         )
-    again, several = how_to_go_on(run_dir), trainer.world_size > 1
+    again, several = resume_hint(run_dir), trainer.world_size > 1
     trouble = disk_trouble(error, again)
     if trouble is not None:
         return trouble
@@ -300,7 +298,7 @@ def _explained(
     said = " ".join(str(error).split())
     # Until the state is restored, the processes may not have connected yet.
     connected = several and state.restored and isinstance(error, RuntimeError)
-    if connected and any(words in said.lower() for words in _GONE):
+    if connected and any(words in said.lower() for words in _LOST_PROCESS_MESSAGES):
         # gloo's messages begin with the path of its source file in brackets.
         what = said.partition("] ")[2] if said.startswith("[") else said
         return ProcessLost(
@@ -322,7 +320,9 @@ def _explained(
 
 
 @contextlib.contextmanager
-def _alone(run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]) -> Iterator[None]:
+def _locked_run_dir(
+    run_dir: Path, trainer: pl.Trainer, held: Sequence[Checkpoint]
+) -> Iterator[None]:
     """Keeps other runs out of the directory; the first process of the run holds the lock.
 
     ``held`` are the checkpoints that existed when this run chose which one to resume from.

@@ -27,7 +27,7 @@ from solo_ext.data.loaders import StatefulLoader
 from solo_ext.data.reading import Images
 from solo_ext.kernels import dispatch
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
-from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints, settings_of_numbers
+from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints, result_settings
 from solo_ext.pretrained.files import check_archive
 
 logger = logging.getLogger(__name__)
@@ -200,7 +200,7 @@ def identity(run: RunConfig, images: Images) -> dict[str, Any]:
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Lists the differences between two identities that can change the results."""
-    mine, theirs = (settings_of_numbers(json.loads(one["config"])) for one in (then, now))
+    mine, theirs = (result_settings(json.loads(one["config"])) for one in (then, now))
     # Images of some formats have no names.
     named = then["images"] is not None and now["images"] is not None
 

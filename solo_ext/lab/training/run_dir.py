@@ -51,7 +51,7 @@ PACKAGES = (
 )
 _WAIT = timedelta(minutes=10)
 _calls = itertools.count()
-_NOT_OF_THE_RUN = {
+_IRRELEVANT_TO_RESULTS = {
     "resume_from_checkpoint",
     "auto_resume",
     "wandb",
@@ -86,10 +86,10 @@ class Checkpoint:
     step: int | None
 
 
-def settings_of_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+def result_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting that can change the results, by dotted key, with integers as floats.
 
-    >>> settings_of_numbers({"loggers": [], "optimizer": {"lr": 1, "exclude": True}})
+    >>> result_settings({"loggers": [], "optimizer": {"lr": 1, "exclude": True}})
     {'optimizer.lr': 1.0, 'optimizer.exclude': True}
     """
     flat: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def settings_of_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     def walk(value: Any, key: str) -> None:
-        if key in _NOT_OF_THE_RUN:
+        if key in _IRRELEVANT_TO_RESULTS:
             return
         if isinstance(value, Mapping) and value:
             for name, inner in value.items():
@@ -122,20 +122,20 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
 
 
-def _numberless_run_dir(run: RunConfig) -> Path:
+def _base_run_dir(run: RunConfig) -> Path:
     """``<checkpoint.dir>/<method>/<name>-<digest>``; the digest covers settings of results."""
-    text = json.dumps(settings_of_numbers(run.model_dump()), sort_keys=True, default=str)
+    text = json.dumps(result_settings(run.model_dump()), sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return Path(run.checkpoint.dir, run.method, f"{file_name(run.name)}-{digest}")
 
 
 def _choose_run_dir(run: RunConfig) -> Path:
-    """The directory of :func:`_numberless_run_dir`, with a number appended if it exists already.
+    """The directory of :func:`_base_run_dir`, with a number appended if it exists already.
 
     With ``auto_resume.enabled`` the latest directory of the config is used again, unless its last
     checkpoint is older than ``auto_resume.max_hours``.
     """
-    first = path = latest = _numberless_run_dir(run)
+    first = path = latest = _base_run_dir(run)
     number = 1
     while path.exists():
         number += 1
@@ -171,7 +171,7 @@ def agreed_run_dir(run: RunConfig) -> Path:
         return _of_torchrun(run)
     job = slurm_job()
     if job is not None and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        path = _numberless_run_dir(run)
+        path = _base_run_dir(run)
         return path.with_name(f"{path.name}-job-{job}")
     return _choose_run_dir(run)
 
@@ -210,10 +210,10 @@ def checkpoints(run_dir: Path, *, previous: bool = False) -> list[Checkpoint]:
     return sorted(found, key=lambda one: (one.epoch, one.step is None, one.step or 0))
 
 
-def how_to_go_on(run_dir: Path) -> str:
+def resume_hint(run_dir: Path) -> str:
     """Tells the user how to continue after a run ended early.
 
-    >>> how_to_go_on(Path("nowhere"))
+    >>> resume_hint(Path("nowhere"))
     'nothing is saved yet: start it again'
     """
     if checkpoints(run_dir, previous=True):
@@ -326,7 +326,7 @@ def warn_of_changes(run_dir: Path, patches: Sequence[str]) -> None:
     before = _recorded(run_dir / ENVIRONMENT)
     if before is None:
         return
-    then, now = (settings_of_numbers(one) for one in (before, environment(patches)))
+    then, now = (result_settings(one) for one in (before, environment(patches)))
     changes = [
         f"{key}: {then.get(key)} -> {now.get(key)}"
         for key in now

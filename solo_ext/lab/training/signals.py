@@ -122,23 +122,23 @@ class Agreement:
         self._last: tuple[int, float] | None = None
 
     def any_of(
-        self, wishes: Sequence[int], step: int, device: torch.device, *, now: bool = False
+        self, flags: Sequence[int], step: int, device: torch.device, *, now: bool = False
     ) -> list[int]:
         """The largest value of every wish over all processes; zeros between two exchanges.
 
         Every process must call it at the same steps.
 
         Args:
-            wishes: whole numbers, 0 for none.
+            flags: whole numbers, 0 for none.
             step: optimiser steps so far.
             device: for the exchange; the process group must be able to send from it.
             now: whether to exchange at this step in any case.
         """
         if distributed.world_size() == 1:
-            return list(wishes)
+            return list(flags)
         if not now and self._next is not None and step < self._next:
-            return [0] * len(wishes)
-        values = torch.tensor([*wishes, self._ahead(step)], device=device)
+            return [0] * len(flags)
+        values = torch.tensor([*flags, self._ahead(step)], device=device)
         *agreed, ahead = distributed.max_over_ranks(values).tolist()
         self._next = step + ahead
         return agreed

@@ -17,7 +17,7 @@ from solo_ext.losses.alignment import spread
 
 logger = logging.getLogger(__name__)
 METRIC = "train_embedding_spread"
-COLLAPSED, LOOKS = 0.02, 3
+COLLAPSED, PATIENCE = 0.02, 3
 """Embeddings with less spread have collapsed; after so many measurements in a row, we warn."""
 UNREADABLE = "unreadable.jsonl"
 
@@ -72,7 +72,7 @@ class CollapseWatch(Callback):
 
     def _judge(self, value: float, step: int) -> None:
         self._low = self._low + 1 if value < COLLAPSED else 0
-        if self._low == LOOKS:
+        if self._low == PATIENCE:
             logger.warning(
                 f"collapse: embeddings are nearly constant (their spread is {value:.2g} of 1 at "
                 f"optimiser step {step}); if it stays so, nothing is learned: look whether the "

@@ -191,16 +191,16 @@ def own_run(run_dir: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run_dir, tmp_path / "own"))
 
 
-def document(result: Any) -> Any:
+def document(result: Outcome) -> Any:
     """The one JSON document on standard output."""
     assert result.code == 0, result.err
     return json.loads(result.out)
 
 
-def write_run(folder: Path, backbone: Any, prefix: str, args: dict[str, Any]) -> None:
+def write_run(folder: Path, backbone: Any, args: dict[str, Any]) -> None:
     """A checkpoint folder as upstream's own Checkpointer leaves it."""
     folder.mkdir()
-    state = {f"{prefix}.{k}": v for k, v in backbone.state_dict().items()}
+    state = {f"backbone.{k}": v for k, v in backbone.state_dict().items()}
     state["classifier.weight"] = torch.zeros(3, 8)
     checkpoint = {"epoch": 4, "global_step": 10, "state_dict": state}
     torch.save(checkpoint, folder / "name-offline-ep=4.ckpt")

@@ -1,27 +1,31 @@
-"""The commands: what they print, where they write, what they import."""
+"""The commands: what they print, where they write, what they import, and their mistakes."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
-import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from solo_ext import __version__, host
 from solo_ext.host import detect
+from solo_ext.host.backbones import build_backbone
 from solo_ext.lab.cli import commands
 from solo_ext.losses import LOSSES
 from solo_ext.methods import METHODS
-from tests.lab.cli.conftest import TINY, document
+from solo_ext.pretrained.exported import load_exported
+from tests import forks
+from tests.lab.cli.conftest import TINY, Command, Outcome, document, write_run
 
-Command = Callable[..., Any]
 WITHOUT_SOLO = """
 import contextlib, importlib.machinery, io, json, sys
 find = importlib.machinery.PathFinder.find_spec
@@ -40,14 +44,8 @@ print(json.dumps(done))
 
 
 def python(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=cwd,
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given = [sys.executable, "-c", code, *words]
+    return subprocess.run(given, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("words", [(), *((name,) for name in commands._COMMANDS)], ids=str)
@@ -127,7 +125,7 @@ def test_without_solo_learn(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pretrain(trained: Any) -> None:
+def test_pretrain(trained: Outcome) -> None:
     found = document(trained)
     run_dir = Path(found["run_dir"])
     names = {p.name for p in run_dir.iterdir()}
@@ -160,16 +158,12 @@ def test_standard_output_is_the_documents_alone(command: Command) -> None:
     assert Path(found["checkpoint"]).is_file()
 
 
-def test_finished_run_is_resumed_to_its_end(
-    run_dir: Path, command: Command, tmp_path: Path
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(run_dir, copy)
-    found = document(command("pretrain", "--resume", str(copy), "--json"))
-    assert (found["run_dir"], found["epochs"]) == (str(copy), 1)
-    shown = command("pretrain", "--resume", str(copy))
+def test_finished_run_is_resumed_to_its_end(own_run: Path, command: Command) -> None:
+    found = document(command("pretrain", "--resume", str(own_run), "--json"))
+    assert (found["run_dir"], found["epochs"]) == (str(own_run), 1)
+    shown = command("pretrain", "--resume", str(own_run))
     assert shown.code == 0
-    assert f"solo-ext eval knn {copy}" in shown.out
+    assert f"solo-ext eval knn {own_run}" in shown.out
 
 
 def test_a_link_that_leads_in_a_circle_is_no_run_directory(
@@ -224,3 +218,229 @@ def test_one_process_of_several_prints(
     assert command("losses", "--json").out.startswith("[")
     monkeypatch.setenv(number, "3")
     assert command("losses", "--json").out == ""
+
+
+def test_eval_knn(own_run: Path, command: Command) -> None:
+    # Overrides and options stand anywhere.
+    words = ("eval", "--json", "knn", str(own_run), "k=[1,5]", "--json", "temperature=[0.1]")
+    result = command(*words)
+    record = document(result)
+    assert record["protocol"] == "knn"
+    assert [(row["k"], row["temperature"]) for row in record["results"]] == [(1, 0.1), (5, 0.1)]
+    assert all(10 < row["acc1"] <= row["acc5"] <= 100 for row in record["results"])
+    # The part of the training images that pretraining took, and every validation image.
+    assert (record["train"]["images"], record["test"]["images"]) == (280, 397)
+    assert record["epoch"] == 1
+    assert json.loads((own_run / "eval_knn.json").read_text()) == record
+    assert (result.err, result.noise) == ("", [])
+
+
+def test_eval_shows_a_table(own_run: Path, command: Command) -> None:
+    result = command("eval", "linear", str(own_run), "max_iterations=20")
+    assert (result.code, result.err) == (0, "")
+    assert "linear: debiased, epoch" in result.out
+    record = json.loads((own_run / "eval_linear.json").read_text())
+    (row,) = record["results"]
+    assert set(row) == {"acc1", "acc5", "train_acc1", "weight_decay"}
+    assert 10 < row["acc1"] < row["acc5"] <= 100
+    assert record["settings"]["max_iterations"] == 20
+
+
+def test_table_is_text_with_rounded_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brackets are no markup; one row of many numbers stands upright to fit a terminal."""
+    rows: list[dict[str, Any]] = [
+        {"name": "[/b] of [red]runs[/red]", "value": -12.3456789, "small": -0.00123456789},
+        {"name": "plain", "value": 87.5, "small": None},
+    ]
+    commands.show(argparse.Namespace(json=False), "suite: [/b] x", rows)
+    monkeypatch.setenv("COLUMNS", "60")
+    wide = [{f"number_{n}_of_many": float(n) for n in range(12)}]
+    commands.show(argparse.Namespace(json=False), "geometry", wide)
+    shown = capsys.readouterr().out
+    for text in ("suite: [/b] x", "[/b] of [red]runs[/red]", "-12.35", "-0.001235", "87.50"):
+        assert text in shown
+    assert "None" not in shown
+    assert all(f"number {n} of many" in shown for n in range(12))
+
+
+def test_record_that_cannot_be_written_is_not_lost(
+    own_run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("solo_ext.core.files.write_text", full)
+    result = command("eval", "knn", str(own_run), "k=[3]", "--json")
+    assert result.code == 2
+    assert len(json.loads(result.out)["results"]) == 2
+    (line,) = result.lines
+    assert f"the record was not written to '{own_run}': no space left" in line
+
+
+def test_eval_of_a_folder_of_main(
+    command: Command, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its args.json is the config, interpolations and all, none of which is resolved."""
+    monkeypatch.setenv("IMAGES_OF_MAIN", str(images))
+    networks = host.load().backbones
+    backbone, _ = build_backbone(networks, "resnet18", {}, method="byol", dataset="custom")
+    args = {
+        "name": "byol-mine",
+        "method": "byol",
+        "backbone": {"name": "resnet18", "kwargs": {}},
+        "data": {
+            "dataset": "custom",
+            "train_path": "${oc.env:IMAGES_OF_MAIN}",
+            "val_path": "${data.train_path}",
+            "format": "image_folder",
+            "num_workers": 0,
+            "num_classes": 3,
+        },
+        "augmentations": [{"crop_size": 16, "num_crops": 2, "rrc": {"enabled": True}}],
+        "optimizer": {"name": "lars", "batch_size": 16, "lr": 0.3},
+        "wandb_run_id": None,
+    }
+    write_run(tmp_path / "run", backbone, args)
+    words = ("eval", "knn", "run", "k=[1]", "temperature=[0.1]", "--json")
+    refused = command(*words)
+    assert (refused.code, len(refused.lines)) == (2, 1)
+    assert "data.train_path='${oc.env:IMAGES_OF_MAIN}': " in refused.err
+    paths = [f"data.{key}_path={images}" for key in ("train", "val")]
+    record = document(command(*words, *paths))
+    # The nearest neighbour of an image is itself.
+    assert record["results"][0]["acc1"] == 100
+    assert (record["method"], record["epoch"], record["image_size"]) == ("byol", 5, 16)
+
+
+def test_process_that_only_helps_says_nothing(
+    own_run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = command("eval", "knn", str(own_run))
+    assert (result.code, result.out, result.err) == (0, "", "")
+    assert not (own_run / "eval_knn.json").exists()
+
+
+def test_eval_suite(own_run: Path, command: Command) -> None:
+    words = ("eval", "suite", str(own_run), "protocols=[knn,retrieval]", "knn.k=[3]")
+    record = document(command(*words, "--json"))
+    assert [e["protocol"] for e in record["entries"]] == ["knn", "retrieval"]
+    assert {r["k"] for r in record["entries"][0]["results"]} == {3}
+    assert json.loads((own_run / "eval_suite.json").read_text()) == record
+    failing = ("protocols=[knn,clustering]", "clustering.k=[5000]")
+    shown = command("eval", "suite", str(own_run), *failing)
+    assert (shown.code, shown.err) == (1, "")
+    assert "k.0=5000: the test split has 397 labelled images" in shown.out
+    assert f"report  {own_run / 'eval_suite.html'}" in shown.out
+    # It stays in the record, and is none of another call's.
+    other = command(*words)
+    assert (other.code, other.err) == (0, "")
+    assert "clustering" in other.out
+    Path("taken").touch()
+    refused = command(*words, "out=taken")
+    assert (refused.code, refused.out, len(refused.lines)) == (2, "", 1)
+    assert "out='taken'" in refused.err
+
+
+def test_export(own_run: Path, command: Command) -> None:
+    result = command("export", str(own_run), "--format", "safetensors", "--json")
+    record = document(result)
+    out = own_run / "backbone.safetensors"
+    assert (record["format"], record["out"]) == ("safetensors", str(out))
+    assert record["load"] == f'solo_ext.load_exported("{out}")'
+    assert (record["method"], record["epoch"], record["input_size"]) == ("debiased", 1, 32)
+    assert record["difference"] <= 1e-6
+    assert (result.err, result.noise) == ("", [])
+    found = load_exported(out)
+    assert found.metadata.features_dim == record["features_dim"] == 8
+    assert found.backbone(torch.zeros(2, 3, 32, 32)).shape == (2, 8)
+
+
+def test_export_for_timm(command: Command, tmp_path: Path) -> None:
+    """By default beside the checkpoint; what is printed loads it."""
+    name, kwargs = "timm/resnet10t", {"channels": [8, 8, 8, 8]}
+    networks = host.load().backbones
+    backbone, _ = build_backbone(networks, name, kwargs, method=None, dataset="custom")
+    args = {
+        "method": "byol",
+        "backbone": {"name": name, "kwargs": kwargs},
+        "data": {"dataset": "custom"},
+        "augmentations": [{"crop_size": 32}],
+        "optimizer": {"batch_size": 16},
+    }
+    write_run(tmp_path / "run", backbone, args)
+    result = command("export", "run", "--format=timm", "--out", "student")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines() == [
+        "written   student",
+        "backbone  timm/resnet10t, 8 features of images of 32 x 32",
+        'load      timm.create_model("local-dir:student", pretrained=True)',
+    ]
+    assert {p.name for p in (tmp_path / "student").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
+    assert document(command("export", "run", "--format=timm", "--json"))["out"] == "run/export-timm"
+
+
+def test_export_that_is_refused(own_run: Path, command: Command, tmp_path: Path) -> None:
+    """The stem for small images is no model of timm's; another file stays."""
+    args = json.loads((own_run / "args.json").read_text())
+    args["backbone"]["kwargs"]["small_stem"] = True
+    (own_run / "args.json").write_text(json.dumps(args))
+    taken = tmp_path / "taken.safetensors"
+    taken.write_text("mine")
+    before = sorted(own_run.iterdir())
+    for words, says in (
+        (("--format=timm",), "take --format safetensors"),
+        (("--format=safetensors", f"--out={taken}"), f"--out={str(taken)!r}: it is there already"),
+    ):
+        result = command("export", str(own_run), *words)
+        assert (result.code, result.out, len(result.lines)) == (2, "", 1)
+        assert says in result.err
+    assert taken.read_text() == "mine"
+    assert sorted(own_run.iterdir()) == before
+
+
+def test_convert_images_to_shards(command: Command, images: Path, tmp_path: Path) -> None:
+    words = ("data", "convert", f"data.train_path={images}", "--out", str(tmp_path / "out"))
+    assert document(command(*words, "--json")) == {
+        "images": 48,
+        "shards": 1,
+        "unreadable": [],
+        "out": str(tmp_path / "out"),
+    }
+    done = command(*words)
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert "holds shards already; name another folder with --out" in done.err
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_convert_that_is_killed(tmp_path: Path) -> None:
+    """Again and again, until it is done."""
+    rng = np.random.default_rng(0)
+    for index in range(60):
+        place = tmp_path / "folder" / "ab"[index % 2] / f"{index}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (256, 256, 3), dtype=np.uint8)).save(place)
+    words = [*forks.SOLO_EXT, "data", "convert", f"data.train_path={tmp_path}/folder"]
+    words += ["--shard-mb", "1", "--out"]
+    assert forks.run(*words, tmp_path / "whole").returncode == 0
+    parts, killed = tmp_path / "parts", 0
+    while not (parts / "index.json").exists():
+        before = len(list(parts.glob("*.mds")))
+        process = forks.start(*words, parts)
+        while process.poll() is None and len(list(parts.glob("*.mds"))) < before + 3:
+            time.sleep(0.001)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        assert process.wait(60) in (0, -signal.SIGKILL)
+    assert killed > 1
+    whole = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
+    assert {file.name: file.read_bytes() for file in parts.iterdir()} == whole

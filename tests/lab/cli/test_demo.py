@@ -11,6 +11,7 @@ import pytest
 from solo_ext.lab.experiments.records import read_records
 from tests import forks
 
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
 _ONE_SEED = """
 import sys
 from solo_ext.lab.cli import benchmark, main
@@ -33,8 +34,6 @@ def is_alive(group: int) -> bool:
     return True
 
 
-@pytest.mark.slow
-@pytest.mark.fault
 def test_a_folder_that_cannot_be_made_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused = demo(tmp_path / "file")
@@ -43,8 +42,6 @@ def test_a_folder_that_cannot_be_made_leaves_no_process(tmp_path: Path) -> None:
     assert not is_alive(refused.pid)
 
 
-@pytest.mark.slow
-@pytest.mark.fault
 def test_interrupted_and_begun_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = demo(out)

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision import datasets
 
+from solo_ext.core.files import read_jsonl
 from tests.conftest import packed
+from tests.lab.cli.conftest import Command, document
 
-Command = Callable[..., Any]
 CLASSES, PER_CLASS, BATCH = ("ant", "bee", "cat"), {"train": 12, "val": 5}, 16
 LABELLED, UNLABELLED, TEST = 24, 40, 12
 SMALL = ("accelerator=cpu", f"optimizer.batch_size={BATCH}", "max_epochs=1")
@@ -50,15 +51,11 @@ def measured(
     """The record of kNN after an epoch, and the lines of metrics.jsonl."""
     places = [f"data.{split}_path={path}" for split, path in paths.items()]
     words = ("--config-name", config, "--run-dir", str(root / "run"), "--json")
-    done = command("pretrain", *words, *SMALL, *given, *places)
-    assert done.code == 0, done.err
-    run = Path(json.loads(done.out)["run_dir"])
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    done = command("eval", "knn", str(run), "k=[1,20]", "temperature=[0.07]", "--json")
-    assert done.code == 0, done.err
-    record = json.loads(done.out)
+    run = Path(document(command("pretrain", *words, *SMALL, *given, *places))["run_dir"])
+    measure = ("eval", "knn", str(run), "k=[1,20]", "temperature=[0.07]", "--json")
+    record: dict[str, Any] = document(command(*measure))
     assert json.loads((run / "eval_knn.json").read_text()) == record
-    return record, metrics
+    return record, read_jsonl(run / "metrics.jsonl")
 
 
 def images(split: str) -> list[tuple[str, str, bytes]]:
@@ -87,28 +84,27 @@ def h5(root: Path) -> dict[str, str]:
     return {split: str(packed(Path(path), root / f"{split}.h5")) for split, path in held}
 
 
-def table(split: str) -> Any:
+def tables(root: Path, write: str, suffix: str = "") -> dict[str, str]:
     datasets: Any = pytest.importorskip("datasets")
-    held = images(split)
-    columns = {
-        "image": [{"bytes": content, "path": name} for _, name, content in held],
-        "label": [CLASSES.index(label) for label, _, _ in held],
-    }
     label = datasets.ClassLabel(names=list(CLASSES))
     features = datasets.Features({"image": datasets.Image(), "label": label})
-    return datasets.Dataset.from_dict(columns, features=features)
+    paths = {split: f"{root}/{split}{suffix}" for split in PER_CLASS}
+    for split, path in paths.items():
+        held = images(split)
+        columns = {
+            "image": [{"bytes": content, "path": name} for _, name, content in held],
+            "label": [CLASSES.index(label) for label, _, _ in held],
+        }
+        getattr(datasets.Dataset.from_dict(columns, features=features), write)(path)
+    return paths
 
 
 def saved(root: Path) -> dict[str, str]:
-    for split in PER_CLASS:
-        table(split).save_to_disk(str(root / split))
-    return {split: str(root / split) for split in PER_CLASS}
+    return tables(root, "save_to_disk")
 
 
 def parquet(root: Path) -> dict[str, str]:
-    for split in PER_CLASS:
-        table(split).to_parquet(str(root / f"{split}.parquet"))
-    return {split: str(root / f"{split}.parquet") for split in PER_CLASS}
+    return tables(root, "to_parquet", ".parquet")
 
 
 def digest(path: Path) -> str:
@@ -221,6 +217,5 @@ def test_stl10(stl10: Path, command: Command) -> None:
     """Trained on labelled and unlabelled images, evaluated on labelled ones alone."""
     assert_archive(command, "stl10", stl10, LABELLED + UNLABELLED, "batch")
     own = ("epochs=1", f"batch_size={BATCH}", "layer_decay=1")
-    done = command("eval", "finetune", str(stl10 / "run"), *own, "--json")
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["train"]["images"] == LABELLED
+    record = document(command("eval", "finetune", str(stl10 / "run"), *own, "--json"))
+    assert record["train"]["images"] == LABELLED

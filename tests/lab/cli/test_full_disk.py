@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from lightning.pytorch.callbacks import Callback
 
 from solo_ext.core.errors import UserError
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import checkpoints
-from tests.lab.training.same_run import logged
+from tests.conftest import MakeConfig
+from tests.lab.cli.conftest import Command, Outcome
+from tests.lab.training.same_run import command_of, logged, train
 from tests.mounts import fill, small_disk
 
 pytestmark = pytest.mark.fault
-Command = Callable[..., Any]
 DISKS = {"no room": "size=1m", "no inodes": "size=1m,nr_inodes=24"}
 
 
@@ -45,27 +43,27 @@ def use_up(disk: Path) -> None:
     fill(disk)
 
 
-def assert_one_line(result: Any) -> str:
+def assert_one_line(result: Outcome) -> str:
     assert result.code == 2, result.err
     (line,) = [line for line in result.lines if line.startswith("solo-ext: ")]
     assert "Traceback" not in result.err
     assert "No space left on device" in line
-    return str(line)
+    return line
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {f.name: f.read_bytes() for f in folder.iterdir() if f.is_file()}
 
 
-def test_metrics(make_config: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_metrics(make_config: MakeConfig, tmp_path: Path) -> None:
     """In training; room made, the run goes on from its checkpoint, with every line once."""
     config = make_config("simclr", max_epochs=14, log_every_n_steps=1)
     with small_disk(tmp_path / "disk", "size=8m") as disk:
         run = disk / "run"
         # Without another checkpoint, which would meet the full disk first.
-        prepared = prepare({**config, "checkpoint": {"frequency": 13}})
+        seldom = {**config, "checkpoint": {"frequency": 13}}
         with pytest.raises(UserError, match="No space left on device") as caught:
-            pretrain(prepared, run_dir=run, callbacks=[FillAt(disk, 3)], show_progress=False)
+            train(seldom, run, callbacks=[FillAt(disk, 3)])
         assert str(caught.value).endswith(
             f"make room, then `solo-ext pretrain --resume {run}` goes on; what was written stays"
         )
@@ -73,7 +71,7 @@ def test_metrics(make_config: Callable[..., dict[str, Any]], tmp_path: Path) -> 
         assert held.epoch == 0
         (disk / "ballast").unlink()
         resume(run)
-        pretrain(prepare(config), run_dir=tmp_path / "whole", show_progress=False)
+        train(config, tmp_path / "whole")
         assert logged(run) == logged(tmp_path / "whole")
 
 
@@ -117,9 +115,7 @@ def test_export(form: str, options: str, own_run: Path, command: Command, tmp_pa
         assert not out.exists()
 
 
-def test_features_of_an_e_step(
-    make_config: Callable[..., dict[str, Any]], command: Command, tmp_path: Path
-) -> None:
+def test_features_of_an_e_step(make_config: MakeConfig, command: Command, tmp_path: Path) -> None:
     """Before an epoch is trained, though the first E-step comes later."""
     with small_disk(tmp_path / "disk", "size=1m") as disk:
         # 1.5 kB of features.
@@ -127,24 +123,20 @@ def test_features_of_an_e_step(
         kwargs = {"features_dir": str(disk / "features"), "warmup_epochs": 1}
         (disk / "empty-0").unlink()
         config = make_config("pcl", method_kwargs=kwargs, max_epochs=2)
-        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-        given = ("--config-path", str(tmp_path), "--config-name", "mine")
-        run = tmp_path / "run"
-        line = assert_one_line(command("pretrain", *given, "--run-dir", str(run)))
+        line = assert_one_line(command(*command_of(config, tmp_path, tmp_path / "run")))
         assert str(disk / "features") in line
-        assert checkpoints(run) == []
+        assert checkpoints(tmp_path / "run") == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", DISKS.values(), ids=DISKS)
 def test_pretrain_and_benchmark(
-    options: str, make_config: Callable[..., dict[str, Any]], command: Command, tmp_path: Path
+    options: str, make_config: MakeConfig, command: Command, tmp_path: Path
 ) -> None:
     """Before anything is trained."""
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(make_config("simclr")))
     with small_disk(tmp_path / "disk", options) as disk:
         use_up(disk)
-        given = ("--config-path", str(tmp_path), "--config-name", "mine")
-        assert_one_line(command("pretrain", *given, "--run-dir", str(disk / "run")))
+        words = command_of(make_config("simclr"), tmp_path, disk / "run")
+        assert_one_line(command(*words))
         assert_one_line(command("benchmark", "run", "digits", f"--out={disk}"))
         shutil.rmtree(disk, ignore_errors=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 
 from solo_ext import host
 from solo_ext.methods import load_all
-from tests.lab.cli.conftest import TINY
+from tests.lab.cli.conftest import TINY, Command
 
 load_all()
 TABLE = Path(__file__).with_name("mistakes.txt")
@@ -49,7 +47,7 @@ def beginning(heading: str) -> list[str]:
     kind, _, name = heading.partition(" ")
     if kind == "run":
         return ["pretrain", "--config-name", name, *TINY]
-    return [] if kind == "solo-ext" else [kind]
+    return [] if kind == "solo-ext" else heading.split()
 
 
 def expanded(word: str) -> list[str]:
@@ -67,11 +65,7 @@ def longer(text: str) -> str:
 
 @pytest.mark.parametrize(("words", "says"), cases())
 def test_one_line_that_helps(
-    words: list[str],
-    says: list[str],
-    command: Callable[..., Any],
-    places: dict[str, str],
-    tmp_path: Path,
+    words: list[str], says: list[str], command: Command, places: dict[str, str], tmp_path: Path
 ) -> None:
     """Exit code 2, one line on standard error, and every file as it was."""
     before = snapshot(tmp_path, *map(Path, places.values()))
@@ -96,14 +90,8 @@ def snapshot(*roots: Path) -> dict[Path, int]:
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     """The latest mistake there is: model and loggers exist, the Trainer refuses."""
     given = ("pretrain", "--config-name", "digits/debiased", *TINY, "barebones=true")
-    done = subprocess.run(
-        [sys.executable, "-m", "solo_ext.lab.cli.main", *given],
-        cwd=tmp_path,
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [sys.executable, "-m", "solo_ext.lab.cli.main", *given]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1, done.stderr

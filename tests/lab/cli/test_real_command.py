@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests import forks
 from tests.attack.world import settings
 from tests.conftest import made_images
 from tests.lab.cli.conftest import Command
+from tests.lab.training.same_run import command_of
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 COMMAND = [sys.executable, "-m", "solo_ext.lab.cli.main"]
@@ -43,9 +43,7 @@ def said(done: subprocess.CompletedProcess[str], code: int) -> str:
 def pretrain(tmp_path: Path) -> str:
     """A command of the shell that trains a tiny run in ``run``."""
     config = settings(made_images(tmp_path / "images"), "debiased")
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
-    given = [f"--config-path={tmp_path}", "--config-name=tiny", f"--run-dir={tmp_path / 'run'}"]
-    return " ".join([*COMMAND, "pretrain", *given])
+    return " ".join([*COMMAND, *command_of(config, tmp_path, tmp_path / "run")])
 
 
 def shell(command: str, **changes: str) -> subprocess.CompletedProcess[str]:

@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import atomic_write
 from solo_ext.lab.evaluation import supervised
+from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.features import Features
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain
+from tests.lab.training.same_run import train
 
 PLAIN: dict[str, Any] = {"rrc": {"enabled": False}, "horizontal_flip": {"prob": 0.0}}
 """Views without augmentation."""
@@ -47,8 +48,14 @@ def run(
 ) -> Path:
     """SimCLR trained for an epoch; tests that write to it take a copy."""
     config = make_config("simclr", data={"val_path": str(val)})
-    place = tmp_path_factory.mktemp("runs") / "run"
-    return pretrain(prepare(config), run_dir=place, show_progress=False).run_dir
+    return train(config, tmp_path_factory.mktemp("runs") / "run").run_dir
+
+
+def refusal(model: Path | str, protocol: str, settings: dict[str, Any]) -> str:
+    """The line that says why a protocol does not take these settings."""
+    with pytest.raises(ConfigError) as caught:
+        evaluate(model, protocol, settings)
+    return str(caught.value)
 
 
 def shared(data: dict[str, str], out: Path) -> dict[str, Any]:

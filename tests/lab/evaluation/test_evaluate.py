@@ -22,12 +22,11 @@ from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.features import Features, extract_features
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, accuracies
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.memory.knn import knn_accuracy
 from solo_ext.pretrained.runs import load_pretrained
 from tests.conftest import MakeConfig
-from tests.lab.evaluation.conftest import write_images
+from tests.lab.evaluation.conftest import refusal, write_images
+from tests.lab.training.same_run import train
 
 KNN = {"k": [1, 3], "temperature": [0.1]}
 
@@ -40,12 +39,6 @@ def features(run: Path) -> list[torch.Tensor]:
         images = open_images(found.cfg.data, split)  # type: ignore[arg-type]
         parts += extract_features(found.backbone, fixed_loader(found.cfg, images))
     return parts
-
-
-def refusal(run: Path, settings: dict[str, Any], protocol: str = "knn") -> str:
-    with pytest.raises(ConfigError) as caught:
-        evaluate(run, protocol, settings)
-    return str(caught.value)
 
 
 def test_knn_is_that_of_the_features(run: Path) -> None:
@@ -96,15 +89,15 @@ def test_other_images_of_another_size(run: Path, images: Path) -> None:
 
 def test_other_classes_would_shift_the_labels(run: Path, tmp_path: Path) -> None:
     other = write_images(tmp_path, ("0", "2"), seed=2)
-    line = refusal(run, {"data": {"val_path": str(other)}})
+    line = refusal(run, "knn", {"data": {"val_path": str(other)}})
     assert line.startswith(f"data.val_path={str(other)!r}: class ")
 
 
 def test_run_without_validation_images(make_config: MakeConfig, val: Path, tmp_path: Path) -> None:
-    run = pretrain(prepare(make_config("simclr")), run_dir=tmp_path / "r", show_progress=False)
-    assert refusal(run.run_dir, {}).startswith("data.val_path=null: no path; give the folder")
+    run = train(make_config("simclr"), tmp_path / "run").run_dir
+    assert refusal(run, "knn", {}).startswith("data.val_path=null: no path; give the folder")
     given = {**KNN, "data": {"val_path": str(val)}}
-    assert evaluate(run.run_dir, "knn", given)["test"]["images"] == 21
+    assert evaluate(run, "knn", given)["test"]["images"] == 21
 
 
 def test_run_without_labels(
@@ -115,8 +108,8 @@ def test_run_without_labels(
     for number, file in enumerate(images.rglob("*.png")):
         (flat / f"{number}.png").write_bytes(file.read_bytes())
     config = make_config("simclr", data={"train_path": str(flat), "no_labels": True})
-    run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False).run_dir
-    assert "an evaluation needs some" in refusal(run, {})
+    run = train(config, tmp_path / "run").run_dir
+    assert "an evaluation needs some" in refusal(run, "knn", {})
     given = {**KNN, "data": {"train_path": str(images), "val_path": str(val)}}
     assert evaluate(run, "knn", given)["train"]["images"] == 48
 
@@ -132,28 +125,9 @@ def test_moved_torchvision_data_stays_what_it_is(run: Path, tmp_path: Path) -> N
     (other / "args.json").write_text(json.dumps(args))
     (tmp_path / "new" / "cifar-10-batches-py").mkdir(parents=True)
     paths = {name: str(tmp_path / "new") for name in ("train_path", "val_path")}
-    assert "Dataset not found" in refusal(other, {"data": paths})
+    assert "Dataset not found" in refusal(other, "knn", {"data": paths})
     (tmp_path / "new" / "cifar-10-batches-py").rmdir()
-    assert "no class folders in it" in refusal(other, {"data": paths})
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"kk": [1]}, "kk=[1]: unknown key; did you mean 'k'? allowed: batch_size, crop_size"),
-        ({"data": {"val": "x"}}, "data.val='x': unknown key; did you mean 'val_path'?"),
-        ({"temperature": [0]}, "temperature.0=0: not a valid value; allowed: greater than 0"),
-        ({"device": "tpu"}, "device='tpu': Expected one of cpu"),
-        ({"device": "meta"}, "device='meta': "),
-    ],
-)
-def test_settings_are_refused(settings: dict[str, Any], line: str, run: Path) -> None:
-    assert refusal(run, settings).startswith(line)
-
-
-def test_unknown_protocol_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'retrieval'"):
-        evaluate("/no/run", "retreival")
+    assert "no class folders in it" in refusal(other, "knn", {"data": paths})
 
 
 @pytest.mark.fault
@@ -171,37 +145,34 @@ def test_what_cannot_be_read_is_left_out_of_features_alone(
     assert record["test"]["images"] == 20
     assert record["test"]["unreadable"] == [str(file)]
     assert record["train"]["unreadable"] == []
-    assert "data.unreadable='skip': Nearest" in refusal(run, given, "neighbors")
-
-
-def listed(images: Path, file: Path, labels: list[str]) -> Any:
-    path = next(images.glob("0/*"))
-    file.write_text("".join(f"{path} {label}\n" for label in labels))
-    return open_images(schema.Images(dataset="custom", val_path=str(file)), "val")
-
-
-@pytest.mark.parametrize("labels", [["1"], ["0", "1"], ["2"], ["0", "1", "2"]])
-def test_whole_numbers_are_their_own(images: Path, tmp_path: Path, labels: list[str]) -> None:
-    train = listed(images, tmp_path / "train.txt", ["0", "1", "2"])
-    val = listed(images, tmp_path / "val.txt", labels)
-    same_classes(train, val, "val.txt")
-    assert list(targets_of(val)) == [int(label) for label in labels]
+    assert "data.unreadable='skip': Nearest" in refusal(run, "neighbors", given)
 
 
 @pytest.mark.parametrize(
     ("labels", "problem"),
-    [(["b", "c"], "class 'a' is missing"), (["a", "d"], "class 'd' is not among"), (["a"], None)],
+    [
+        *((labels, None) for labels in ("1", "01", "2", "012", "a")),
+        ("bc", "class 'a' is missing"),
+        ("ad", "class 'd' is not among"),
+    ],
 )
-def test_names_are_numbered_by_their_order(
-    images: Path, tmp_path: Path, labels: list[str], problem: str | None
+def test_whole_numbers_are_their_own_and_names_are_numbered_by_their_order(
+    labels: str, problem: str | None, images: Path, tmp_path: Path
 ) -> None:
-    train = listed(images, tmp_path / "train.txt", ["a", "b", "c"])
-    val = listed(images, tmp_path / "val.txt", labels)
+    path, file = next(images.glob("0/*")), tmp_path / "list.txt"
+
+    def listed(labels: str) -> Any:
+        file.write_text("".join(f"{path} {label}\n" for label in labels))
+        return open_images(schema.Images(dataset="custom", val_path=str(file)), "val")
+
+    known = "012" if labels.isdigit() else "abc"
+    train, val = listed(known), listed(labels)
     if problem is None:
         same_classes(train, val, "val.txt")
-        return
-    with pytest.raises(ConfigError, match=problem):
-        same_classes(train, val, "val.txt")
+        assert list(targets_of(val)) == [known.index(label) for label in labels]
+    else:
+        with pytest.raises(ConfigError, match=problem):
+            same_classes(train, val, "val.txt")
 
 
 ON_FEATURES = {n: k for n, k in PROTOCOLS.items() if issubclass(k, FeatureProtocol)}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.evaluation import linear
 from solo_ext.lab.evaluation.features import Features, Rows
-from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot, _labelled_draw
+from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot, _draw_labelled_rows
 
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -243,23 +243,23 @@ LABELS = np.array([0] * 10 + [1] * 40 + [2] * 7)
     [(1, [1, 1, 1]), (7, [7, 7, 7]), (0.1, [1, 4, 1]), (0.5, [5, 20, 4]), (0.001, [1, 1, 1])],
 )
 def test_every_class_is_there(amount: float, counts: list[int]) -> None:
-    rows = _labelled_draw(LABELS, range(3), amount, 0, 0)
+    rows = _draw_labelled_rows(LABELS, range(3), amount, 0, 0)
     assert np.bincount(LABELS[rows]).tolist() == counts
     assert len(set(rows.tolist())) == sum(counts)
 
 
 def test_draws_differ_repeat_and_contain_smaller_ones() -> None:
-    draws = [_labelled_draw(LABELS, range(3), 5, 0, d).tolist() for d in range(4)]
+    draws = [_draw_labelled_rows(LABELS, range(3), 5, 0, d).tolist() for d in range(4)]
     assert len({tuple(d) for d in draws}) == 4
-    assert _labelled_draw(LABELS, range(3), 5, 0, 2).tolist() == draws[2]
-    assert _labelled_draw(LABELS, range(3), 5, 1, 2).tolist() != draws[2]
-    assert set(_labelled_draw(LABELS, range(3), 2, 0, 2).tolist()) < set(draws[2])
+    assert _draw_labelled_rows(LABELS, range(3), 5, 0, 2).tolist() == draws[2]
+    assert _draw_labelled_rows(LABELS, range(3), 5, 1, 2).tolist() != draws[2]
+    assert set(_draw_labelled_rows(LABELS, range(3), 2, 0, 2).tolist()) < set(draws[2])
 
 
 def test_lowshot_is_the_probe_over_draws(digits: Features) -> None:
     (x, y), scores = digits.train, []
     for draw in range(4):
-        rows = _labelled_draw(y.numpy(), range(10), 3, 2, draw)
+        rows = _draw_labelled_rows(y.numpy(), range(10), 3, 2, draw)
         found = Linear(weight_decay=[0.01]).probe((x[rows], y[rows]), digits.test)
         scores.append(found["acc1"])
     (row,) = LowShot(shots=[3], fractions=[], draws=4, seed=2).measure(digits)

@@ -10,14 +10,12 @@ import torch
 from torch import nn
 
 from solo_ext.config.schema import OnlineProtocol
-from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.evaluation.context import open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.models import EvalRun
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain
 from tests.conftest import MakeConfig
+from tests.lab.training.same_run import same_weights, train
 
 
 def test_online_equals_offline(make_config: MakeConfig, images: Path, tmp_path: Path) -> None:
@@ -25,10 +23,9 @@ def test_online_equals_offline(make_config: MakeConfig, images: Path, tmp_path: 
     online = {"every_n_epochs": 2, "protocols": ["knn", "linear"]}
     data = {"val_path": str(images)}
     config = make_config("debiased", data=data, max_epochs=3, online_eval=online)
-    run = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False).run_dir
-    seen = {
-        r["epochs_done"]: r for r in read_jsonl(run / "metrics.jsonl") if "online_knn_acc1" in r
-    }
+    run = train(config, tmp_path / "run").run_dir
+    records = read_jsonl(run / "metrics.jsonl")
+    seen = {r["epochs_done"]: r for r in records if "online_knn_acc1" in r}
     assert sorted(seen) == [0, 2, 3]
     for protocol in ("knn", "linear"):
         found = PROTOCOLS[protocol].headline(evaluate(run, protocol)["results"])
@@ -53,59 +50,20 @@ def test_every_protocol_runs_while_training_and_leaves_it_alone(
     names = list(get_args(OnlineProtocol))
     config = make_config("simclr", data={"val_path": str(images)})
     online = {"every_n_epochs": 1, "protocols": names, "settings": quick(images)}
-    plain = pretrain(prepare(config), run_dir=tmp_path / "plain", show_progress=False)
-    run = pretrain(
-        prepare({**config, "online_eval": online}), run_dir=tmp_path / "run", show_progress=False
-    )
-    records = read_jsonl(run.run_dir / "metrics.jsonl")
+    plain = train(config, tmp_path / "plain").run_dir
+    run = train({**config, "online_eval": online}, tmp_path / "run").run_dir
+    records = read_jsonl(run / "metrics.jsonl")
     logged = {k: v for r in records if r.get("epochs_done") == 1 for k, v in r.items()}
     for name in names:
         assert any(k.startswith(f"online_{name}_") for k in logged), name
     assert {"online_lowshot_acc1_5_per_class", "online_clustering_nmi"} <= set(logged)
-    assert not list(run.run_dir.rglob("features"))
-    written = {p.suffix for p in (run.run_dir / "online" / "epoch-1").iterdir()}
-    assert written == {".png"}
+    assert not list(run.rglob("features"))
+    assert {p.suffix for p in (run / "online" / "epoch-1").iterdir()} == {".png"}
     for name in ("finetune", "neighbors"):
-        offline = PROTOCOLS[name].headline(
-            evaluate(run.run_dir, name, quick(images)[name])["results"]
-        )
-        for key, value in offline.items():
+        offline = evaluate(run, name, quick(images)[name])["results"]
+        for key, value in PROTOCOLS[name].headline(offline).items():
             assert logged[f"online_{name}_{key}"] == pytest.approx(value)
-    assert plain.checkpoint is not None
-    assert run.checkpoint is not None
-    a, b = (
-        torch.load(c, weights_only=True)["state_dict"] for c in (plain.checkpoint, run.checkpoint)
-    )
-    assert all(torch.equal(a[k], b[k]) for k in a)
-
-
-SKIP = {"unreadable": "skip"}
-
-
-@pytest.mark.parametrize(
-    ("online", "data", "says"),
-    [
-        ({"settings": {"knn": {"kk": [1]}}}, {}, "online_eval.settings.knn.kk"),
-        ({"settings": {"linear": {}}}, {}, "online_eval.settings.linear={}: not among the proto"),
-        ({"protocols": ["transfer"]}, {}, "online_eval.settings.transfer.datasets"),
-        ({"protocols": ["knn", "neighbors"]}, SKIP, "'skip': Nearest neighbours needs every image"),
-        ({}, {"val_path": None}, "online_eval"),
-    ],
-)
-def test_mistakes_are_found_before_training(
-    make_config: MakeConfig,
-    images: Path,
-    tmp_path: Path,
-    online: dict[str, Any],
-    data: dict[str, Any],
-    says: str,
-) -> None:
-    given = {"every_n_epochs": 1, **online}
-    config = make_config("simclr", data={"val_path": str(images), **data}, online_eval=given)
-    with pytest.raises(ConfigError) as caught:
-        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
-    assert says in str(caught.value)
-    assert not (tmp_path / "run").exists()
+    assert same_weights(plain, run)
 
 
 @pytest.mark.parametrize("end", [{"max_steps": 4}, {"max_time": "00:00:00:01"}])
@@ -115,8 +73,8 @@ def test_measured_after_the_last_step(
     online = {"every_n_epochs": 10_000, "protocols": ["knn"]}
     data = {"val_path": str(images)}
     config = make_config("simclr", data=data, online_eval=online, max_epochs=9999, **end)
-    result = pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
-    records = read_jsonl(result.run_dir / "metrics.jsonl")
+    train(config, tmp_path / "run")
+    records = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     first, last = (r["epochs_done"] for r in records if "online_knn_acc1" in r)
     epochs = {r["epoch"] for r in records if "epoch" in r}
     assert (first, last) == (0, max(epochs) + 1)

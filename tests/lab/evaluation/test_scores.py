@@ -19,8 +19,8 @@ from solo_ext.lab.evaluation.features import Features
 from solo_ext.lab.evaluation.protocol import FeatureProtocol
 from solo_ext.lab.evaluation.scores import (
     KNN,
-    Clusters,
-    FeatureSpace,
+    Clustering,
+    Geometry,
     Retrieval,
     _cluster_scores,
     _feature_geometry,
@@ -180,9 +180,9 @@ def test_dead_dimensions() -> None:
 def test_protocol_draws_of_many_and_has_no_nan() -> None:
     x, y = cloud()
     features = Features((x, y), (x, torch.arange(60)), [str(c) for c in range(60)])
-    (row,) = FeatureSpace(samples=20).measure(features)
+    (row,) = Geometry(samples=20).measure(features)
     assert (row["images"], row["class_alignment"]) == (20, None)
-    (again,) = FeatureSpace(samples=20, seed=1).measure(features)
+    (again,) = Geometry(samples=20, seed=1).measure(features)
     assert again["uniformity"] != row["uniformity"]
 
 
@@ -205,9 +205,9 @@ def of_one_image(features: Features) -> Features:
     ("protocol", "change", "line"),
     [
         (Retrieval(), first_of_each, r"gallery='test': no query shares its class .*=train"),
-        (Clusters(), of_one_class, "k=null: there is one class"),
-        (Clusters(k=[5000]), replace, r"k\.0=5000: the test split has 797 labelled images"),
-        (FeatureSpace(), of_one_image, r"split='test': it has one labelled image.*=train"),
+        (Clustering(), of_one_class, "k=null: there is one class"),
+        (Clustering(k=[5000]), replace, r"k\.0=5000: the test split has 797 labelled images"),
+        (Geometry(), of_one_image, r"split='test': it has one labelled image.*=train"),
     ],
 )
 def test_features_that_a_protocol_cannot_take(
@@ -218,5 +218,5 @@ def test_features_that_a_protocol_cannot_take(
 
 
 def test_one_class_in_given_clusters(digits: Features) -> None:
-    (row,) = Clusters(k=[2]).measure(of_one_class(digits))
+    (row,) = Clustering(k=[2]).measure(of_one_class(digits))
     assert row["accuracy"] < 100

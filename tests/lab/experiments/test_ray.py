@@ -19,7 +19,6 @@ import pytest
 
 from solo_ext.core.errors import ConfigError, StoppedBySignal, UserError
 from solo_ext.core.files import read_jsonl
-from solo_ext.lab.cli.main import main
 from solo_ext.lab.experiments import launchers
 from solo_ext.lab.experiments.launchers import LocalLauncher, RayLauncher
 from solo_ext.lab.experiments.plan import make_plan
@@ -339,15 +338,3 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'solo-ext\[ray\]'"):
         RayLauncher(1)
-
-
-def test_words_of_another_launcher(
-    tmp_path: Path, tiny_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["benchmark", "run", str(tiny_file), "--out", str(tmp_path)]
-    assert main([*words, "--ray", "num_gpus=1"]) == 2
-    assert "the launcher is local; leave it out, or add --launcher ray" in capsys.readouterr().err
-    assert main([*words, "--nodes", "2"]) == 2
-    assert "--nodes=2: a run of the launcher local has one node" in capsys.readouterr().err
-    assert main([*words, "--launcher", "ray", "--parallel", "2"]) == 2
-    assert "--parallel=2: Ray runs as many at once" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from solo_ext.lab.experiments.records import note_claims
+from solo_ext.lab.experiments.records import note_hypotheses
 from solo_ext.lab.experiments.report import _families, benchmark_sections, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.pages import Bullets, Paragraph, Section, Table
@@ -184,7 +184,7 @@ def test_verdicts_of_several_experiments_are_one_page_and_one_file(tmp_path: Pat
         made = settings(title=name, hypotheses={"h": claim | given})
         later = rows_of({"a": scores, "b": B}, finished="2999-03-02T10:00:00+00:00")
         write_folder(tmp_path / "claims" / name, made, later)
-        note_claims(made, tmp_path / "claims" / name)
+        note_hypotheses(made, tmp_path / "claims" / name)
     text, _, verdicts = [f.read_text() for f in write_report(tmp_path / "claims")]
     table = markdown_tables(text)[0]
     assert table[0] == ["Claim", "Expected", "Difference, 95 % interval", "Verdict"]

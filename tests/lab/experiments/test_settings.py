@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import UserError
 from solo_ext.lab.experiments.settings import checked_benchmark, read_benchmark, suite_settings
 
 
@@ -14,38 +14,6 @@ def test_overrides(tiny_file: Path) -> None:
     settings = read_benchmark(str(tiny_file), ["seeds=[7]", "rows.simclr.changes=['seed=3']"])
     assert settings.seeds == [7]
     assert settings.rows["simclr"].changes == ["seed=3"]
-
-
-def claim(**change: str) -> dict[str, Any]:
-    given = {"claim": "x", "source": "y", "row": "debiased", "base": "simclr", "measure": "knn"}
-    return {"hypotheses": {"h": given | change}}
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"sedes": [1]}, "did you mean 'seeds'"),
-        ({"rows": {"a": {"config": "simclr", "baseline": "raw-pixels"}}}, "rows.a"),
-        ({"rows": {"a": {}}}, "a config or a baseline"),
-        ({"rows": {"a": {"config": "simclr", "bases": ["b"]}}}, "rows.a.bases='b': no such row"),
-        ({"teacher": "techer"}, "teacher='techer': no such row"),
-        ({"evaluation": {"knm": None}}, "knm"),
-        (claim(row="pcl"), "hypotheses.h.row='pcl': no such row"),
-        (claim(base="bb"), "hypotheses.h.base='bb'"),
-        (claim(base="debiased"), "hypotheses.h.base='debiased': is the row"),
-        (claim(measure="acc"), "hypotheses.h.measure='acc'"),
-        ({"headline": ["lnear"]}, "headline='lnear': no protocol"),
-    ],
-)
-def test_mistakes(tiny: dict[str, Any], change: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        checked_benchmark(tiny | change)
-    assert says in str(caught.value)
-
-
-def test_no_such_benchmark() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'digits'"):
-        read_benchmark("digit")
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n"])

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from solo_ext.core.files import read_jsonl
 from solo_ext.lab.experiments import records
-from solo_ext.lab.experiments.records import CLAIMS, note_claims, times_written
+from solo_ext.lab.experiments.records import CLAIMS, note_hypotheses, times_written
 from solo_ext.lab.experiments.results import Estimate, Place, Results, estimate, read_results
 from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.verdicts import Verdict, verdicts
@@ -155,47 +156,47 @@ def test_every_data_set_and_budget_has_a_verdict() -> None:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / CLAIMS).read_text().splitlines()]
+    return read_jsonl(folder / CLAIMS)
 
 
 def noted_on(folder: Path, given: Any, written: str) -> None:
     """As if that had been its time."""
-    note_claims(given, folder)
+    note_hypotheses(given, folder)
     kept = [line | {"written": written} for line in lines(folder)]
     (folder / CLAIMS).write_text("".join(f"{json.dumps(line)}\n" for line in kept))
 
 
 def test_a_line_for_what_decides_and_none_for_words(tmp_path: Path) -> None:
-    note_claims(made(), tmp_path)
-    note_claims(made(), tmp_path)
-    note_claims(made(note="a small data set", claim="better", isolates=["optimizer"]), tmp_path)
-    note_claims(made(margin=0), tmp_path)
+    note_hypotheses(made(), tmp_path)
+    note_hypotheses(made(), tmp_path)
+    note_hypotheses(made(note="a small data set", claim="better", isolates=["optimizer"]), tmp_path)
+    note_hypotheses(made(margin=0), tmp_path)
     assert [line["name"] for line in lines(tmp_path)] == ["h"]
-    note_claims(made(direction="not_above"), tmp_path)
+    note_hypotheses(made(direction="not_above"), tmp_path)
     assert [line["hypothesis"]["direction"] for line in lines(tmp_path)] == ["above", "not_above"]
 
 
 def test_what_it_isolates_may_be_narrowed_alone(tmp_path: Path) -> None:
     """Wider, it would let runs decide that differ in more than was written down."""
     keys = ["method_kwargs.beta", "optimizer.lr"]
-    note_claims(made(isolates=keys), tmp_path)
+    note_hypotheses(made(isolates=keys), tmp_path)
     assert times_written(made(isolates=keys[:1]), tmp_path) != {}
     for wider in ([*keys, "optimizer"], ["method_kwargs"], None):
         assert times_written(made(isolates=wider), tmp_path) == {}, wider
-    note_claims(made(isolates=["optimizer"]), tmp_path)
+    note_hypotheses(made(isolates=["optimizer"]), tmp_path)
     assert [line["hypothesis"]["isolates"] for line in lines(tmp_path)] == [keys, ["optimizer"]]
 
 
 def test_a_changed_hypothesis_has_a_new_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note_claims(made(), tmp_path)
+    note_hypotheses(made(), tmp_path)
     assert times_written(made(), tmp_path) == {"h": lines(tmp_path)[0]["written"]}
     # Settings that were edited since are not those that were noted.
     assert times_written(made(measure="linear"), tmp_path) == {}
     monkeypatch.setattr(records, "datetime", _Later)
-    note_claims(made(measure="linear"), tmp_path)
-    note_claims(made(), tmp_path)
+    note_hypotheses(made(measure="linear"), tmp_path)
+    note_hypotheses(made(), tmp_path)
     assert times_written(made(), tmp_path) == {"h": "2999-01-01T00:00:00+00:00"}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import PretrainResult, pretrain, resume
@@ -15,11 +16,17 @@ from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests.lab.training.resumable import KillAt
 
 
-def train(config: dict[str, Any], run_dir: Path, **options: Any) -> PretrainResult:
+def train(config: dict[str, Any], run_dir: Path | None, **options: Any) -> PretrainResult:
     return pretrain(prepare(config), run_dir=run_dir, show_progress=False, **options)
 
 
-def train_killed(config: dict[str, Any], run_dir: Path, step: int) -> None:
+def command_of(config: dict[str, Any], folder: Path, run_dir: Path | str) -> list[str]:
+    """The words after ``solo-ext`` that train this config, which is written to the folder."""
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
+    return ["pretrain", f"--config-path={folder}", "--config-name=mine", f"--run-dir={run_dir}"]
+
+
+def train_killed(config: dict[str, Any], run_dir: Path | None, step: int) -> None:
     """Trains until a batch that is not begun."""
     with pytest.raises(RuntimeError, match="killed"):
         train(config, run_dir, callbacks=[KillAt(step)])

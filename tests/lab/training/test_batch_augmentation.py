@@ -13,8 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from torch import Tensor
 
-from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.lab.training.prepare import prepare
+from solo_ext.core.errors import UserError
 from tests.conftest import MakeConfig
 from tests.lab.training.same_run import train
 
@@ -173,33 +172,3 @@ def test_images_of_another_size_end_the_run_with_a_line(
     config = make_config("simclr", data=data, augmentations=[LARGE])
     with pytest.raises(UserError, match=r"^data.augmentation='batch': image .*91.png' has 16 x 20"):
         train(config, tmp_path / "run")
-
-
-REFUSED = {
-    "per-image policy": (
-        {**ON_BATCH, "augmentations": [{**LARGE, "rand_augment": {"num_ops": 2}}]},
-        r"augmentations.0.rand_augment=.*single images.*data.augmentation=image",
-    ),
-    "another of the second": (
-        {**ON_BATCH, "augmentations": [ONE, {**ONE, "random_erasing": {"prob": 1.0}}]},
-        r"augmentations.1.random_erasing=.*single images",
-    ),
-    "least box above the largest": (
-        {"augmentations": [{**LARGE, "random_erasing": {"min_scale": 0.4}}]},
-        r"augmentations.0.random_erasing.min_scale=0.4: above max_scale=0.33",
-    ),
-    "memory that nothing reads": (
-        {"data": {"in_memory": True}},
-        r"data.in_memory=true: only data.augmentation=batch",
-    ),
-    "dali": ({"data": {"augmentation": "batch", "format": "dali"}}, r"data.augmentation='batch'"),
-    "dali mixed": ({"data": {"mix": {"name": "mixup"}, "format": "dali"}}, r"data.mix="),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, make_config: MakeConfig) -> None:
-    changes, message = REFUSED[name]
-    with pytest.raises(ConfigError, match=message) as caught:
-        prepare(make_config("simclr", **changes))
-    assert "\n" not in str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from PIL import Image
 from torch import Tensor
 
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.core.files import read_jsonl
 from solo_ext.lab.training.run_dir import METRICS
 from solo_ext.lab.training.watch import COLLAPSED, METRIC
 from tests.conftest import MakeConfig
+from tests.lab.training import same_run
 
 Found = tuple[dict[int, float], list[str]]
 Train = Callable[..., Found]
@@ -34,10 +33,8 @@ def train(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixt
         changes["optimizer"] = {"batch_size": 8, "lr": 0.05, **changes.get("optimizer", {})}
         config = make_config(method, **{"log_every_n_steps": 1, **changes})
         with caplog.at_level(logging.WARNING, "solo_ext"):
-            pretrain(
-                prepare(config), run_dir=tmp_path / "run", callbacks=callbacks, show_progress=False
-            )
-        logged = map(json.loads, (tmp_path / "run" / METRICS).read_text().splitlines())
+            same_run.train(config, tmp_path / "run", callbacks=callbacks)
+        logged = read_jsonl(tmp_path / "run" / METRICS)
         reported = [r.getMessage() for r in caplog.records if "collapse" in r.getMessage()]
         return {r["step"]: r[METRIC] for r in logged if r.get(METRIC) is not None}, reported
 
@@ -67,9 +64,16 @@ def test_images_that_do_not_differ(method: str, train: Train, alike: str) -> Non
     assert " of 1 at optimiser step 3)" in line
 
 
-@pytest.mark.parametrize("method", ["pcl", "dino"])
-def test_nothing_to_report(method: str, train: Train) -> None:
-    values, reported = train(method, log_every_n_steps=2)
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("pcl", {}),
+        ("dino", {}),
+        ("simclr", {"accumulate_grad_batches": 2, "max_epochs": 2}),
+    ],
+)
+def test_nothing_to_report(method: str, changes: dict[str, Any], train: Train) -> None:
+    values, reported = train(method, log_every_n_steps=2, **changes)
     assert list(values) == [1, 3, 5]
     assert all(0.05 < value <= 1 for value in values.values())
     assert not reported
@@ -115,18 +119,11 @@ def test_two_looks_are_no_collapse(train: Train) -> None:
     assert not reported
 
 
-def test_accumulated_steps(train: Train) -> None:
-    values, _ = train("simclr", accumulate_grad_batches=2, log_every_n_steps=2, max_epochs=2)
-    assert list(values) == [1, 3, 5]
-
-
 def test_no_hook_is_left(train: Train) -> None:
     left: list[int] = []
-
-    class Count(Callback):
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            left.append(len(pl_module.projector._forward_hooks))
-
-    train("simclr", Count())
+    count = LambdaCallback(
+        on_train_end=lambda _, method: left.append(len(method.projector._forward_hooks))
+    )
+    train("simclr", count)
     assert left == [0]
     assert torch.is_grad_enabled()

@@ -13,9 +13,8 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
-from solo_ext.core.errors import UserError
 from solo_ext.lab.training import cpu_precision
-from solo_ext.lab.training.cpu_precision import right
+from solo_ext.lab.training.cpu_precision import is_correct_in_bf16
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from tests.conftest import MakeConfig
@@ -33,30 +32,35 @@ def has(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
 
 @pytest.mark.parametrize(
     ("features", "expected"),
-    [(("avx2",), "32-true"), (("avx512_bf16",), "bf16-mixed"), (("amx_bf16",), "bf16-mixed")],
+    [
+        (["avx2"], "32-true"),
+        (["avx512_bf16"], "bf16-mixed"),
+        (["amx_bf16"], "bf16-mixed"),
+        (None, "32-true"),
+    ],
 )
 def test_what_the_processor_has(
+    features: list[str] | None,
+    expected: str,
     make_config: MakeConfig,
     monkeypatch: pytest.MonkeyPatch,
-    features: tuple[str, ...],
-    expected: str,
 ) -> None:
-    has(monkeypatch, *features)
-    monkeypatch.setattr(cpu_precision, "right", lambda *_: True)
+    """torch 2.10, the oldest that is supported, cannot tell."""
+    if features is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities")
+    else:
+        has(monkeypatch, *features)
+    monkeypatch.setattr(cpu_precision, "is_correct_in_bf16", lambda *_: True)
     assert prepare(make_config("simclr", **FITTING)).run.precision == expected
-
-
-def test_a_torch_that_cannot_tell(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2.10, the oldest that is supported."""
-    monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert prepare(make_config("simclr", **FITTING)).run.precision == "32-true"
 
 
 def test_a_wrong_convolution_is_named(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     has(monkeypatch, "avx512_bf16")
-    monkeypatch.setattr(cpu_precision, "right", lambda layer, shape, _: shape[1:] != (2, 2))
+    monkeypatch.setattr(
+        cpu_precision, "is_correct_in_bf16", lambda layer, shape, _: shape[1:] != (2, 2)
+    )
     with caplog.at_level(logging.INFO):
         assert prepare(make_config("simclr", **FITTING)).run.precision == "32-true"
     (line,) = [r.message for r in caplog.records if r.message.startswith("precision: 32-true")]
@@ -69,7 +73,9 @@ def test_the_check_meets_every_size(
 ) -> None:
     has(monkeypatch, "avx512_bf16")
     met: list[tuple[int, ...]] = []
-    monkeypatch.setattr(cpu_precision, "right", lambda layer, shape, _: met.append(shape) or True)
+    monkeypatch.setattr(
+        cpu_precision, "is_correct_in_bf16", lambda layer, shape, _: met.append(shape) or True
+    )
     crops = [{"crop_size": 64, "num_crops": 2}, {"crop_size": 32, "num_crops": 1}]
     prepare(make_config("simclr", **{**FITTING, "augmentations": crops}))
     assert {(3, 64, 64), (3, 32, 32)} <= set(met)
@@ -78,8 +84,8 @@ def test_the_check_meets_every_size(
 
 def test_right_and_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Conv2d(4, 8, 3, padding=1)
-    assert right(layer, (4, 5, 5))
-    assert not right(nn.Conv2d(4, 8, 3), (4, 2, 2)), "no result at all"
+    assert is_correct_in_bf16(layer, (4, 5, 5))
+    assert not is_correct_in_bf16(nn.Conv2d(4, 8, 3), (4, 2, 2)), "no result at all"
     gradients = torch.autograd.grad
 
     def spoilt(y: torch.Tensor, inputs: Any, towards: torch.Tensor) -> Any:
@@ -87,11 +93,11 @@ def test_right_and_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         return of_map, of_weight * (1.1 if y.dtype == torch.bfloat16 else 1.0)
 
     monkeypatch.setattr(torch.autograd, "grad", spoilt)
-    assert not right(layer, (4, 5, 5))
+    assert not is_correct_in_bf16(layer, (4, 5, 5))
 
 
 def test_other_runs_keep_theirs(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_precision, "right", lambda *_: pytest.fail("looked at"))
+    monkeypatch.setattr(cpu_precision, "is_correct_in_bf16", lambda *_: pytest.fail("looked at"))
     assert prepare(make_config("simclr")).run.precision == "32-true"
     assert prepare(make_config("simclr", precision="bf16-mixed")).run.precision == "bf16-mixed"
 
@@ -180,8 +186,3 @@ def test_compiled_for_the_device_and_resumed_it_is_the_same_run(
     assert_resumes(
         config_of(make_config, "debiased", performance={"compile": True}), tmp_path, STEPS + 2
     )
-
-
-def test_backends_have_names(make_config: MakeConfig) -> None:
-    with pytest.raises(UserError, match=r"performance\.compile='eagr'.*eager"):
-        prepare(make_config("debiased", performance={"compile": "eagr"}))

@@ -6,44 +6,44 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests import forks
 from tests.conftest import MakeConfig
-from tests.lab.training.same_run import assert_same_run
+from tests.lab.training.same_run import assert_same_run, command_of
 
-PRETRAIN = (*forks.SOLO_EXT, "pretrain")
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
+RESUME = (*forks.SOLO_EXT, "pretrain", "--resume")
 
 
-@pytest.mark.slow
-@pytest.mark.fault
+def beside_a_whole_run(make_config: MakeConfig, folder: Path, **changes: Any) -> forks.Fork:
+    """A run in ``parts``, which has begun, of the same config as that which ended in ``whole``."""
+    given = {"optimizer": {"batch_size": 4}, "data": {"num_workers": 2}, "max_epochs": 3}
+    config = make_config("debiased", **given, **changes)
+    whole, parts = (command_of(config, folder, folder / name) for name in ("whole", "parts"))
+    assert forks.run(*forks.SOLO_EXT, *whole).returncode == 0
+    return forks.start(*forks.SOLO_EXT, *parts)
+
+
+def assert_goes_on(folder: Path) -> None:
+    assert forks.run(*RESUME, folder / "parts").returncode == 0
+    assert_same_run(folder / "whole", folder / "parts")
+
+
 def test_kill_9_within_an_epoch(make_config: MakeConfig, tmp_path: Path) -> None:
     """With workers; without any it is a cell of the matrix, at random moments."""
-    config = make_config(
-        "debiased",
-        optimizer={"batch_size": 4},
-        data={"num_workers": 2},
-        checkpoint={"every_n_steps": 1},
-        max_epochs=3,
-    )
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    start = [*PRETRAIN, "--config-path", tmp_path, "--config-name", "mine", "--run-dir"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert forks.run(*start, whole).returncode == 0
-
-    victim = forks.start(*start, parts)
+    victim = beside_a_whole_run(make_config, tmp_path, checkpoint={"every_n_steps": 1})
+    parts = tmp_path / "parts"
     while not list(parts.glob("*-ep=1-step=*.ckpt")):
         assert victim.poll() is None, "the run ended before it could be killed"
         time.sleep(0.002)
     os.killpg(victim.pid, signal.SIGKILL)
     victim.wait()
     assert not list(parts.glob("*-ep=2.ckpt")), "the run was over before it was killed"
-
-    assert forks.run(*PRETRAIN, "--resume", parts).returncode == 0
-    assert_same_run(whole, parts)
+    assert_goes_on(tmp_path)
 
 
 def data_workers(pid: int) -> list[int]:
@@ -53,24 +53,11 @@ def data_workers(pid: int) -> list[int]:
     return [int(c) for c in children if Path(f"/proc/{c}/cmdline").read_bytes() == words]
 
 
-@pytest.mark.slow
-@pytest.mark.fault
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children by Linux's /proc")
 def test_kill_9_of_a_data_worker(make_config: MakeConfig, tmp_path: Path) -> None:
     """As the system does when memory ends: one line, a checkpoint, and the same run in the end."""
-    config = make_config(
-        "debiased",
-        optimizer={"batch_size": 4},
-        data={"num_workers": 2},
-        log_every_n_steps=1,
-        max_epochs=3,
-    )
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    start = [*PRETRAIN, "--config-path", tmp_path, "--config-name", "mine", "--run-dir"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert forks.run(*start, whole).returncode == 0
-
-    training = forks.start(*start, parts)
+    training = beside_a_whole_run(make_config, tmp_path, log_every_n_steps=1)
+    parts = tmp_path / "parts"
     try:
         while not (parts / METRICS).is_file():
             assert training.poll() is None, "the run ended before its worker could be killed"
@@ -85,9 +72,7 @@ def test_kill_9_of_a_data_worker(make_config: MakeConfig, tmp_path: Path) -> Non
     assert line.startswith("solo-ext: a data worker was killed (SIGKILL), as the system does when")
     assert f"is saved; `solo-ext pretrain --resume {parts}` goes on" in line
     assert [held.step is None for held in checkpoints(parts)] == [False]
-
-    assert forks.run(*PRETRAIN, "--resume", parts).returncode == 0
-    assert_same_run(whole, parts)
+    assert_goes_on(tmp_path)
 
 
 TINY = (
@@ -117,8 +102,6 @@ def killed(folder: Path, rank: int, place: str, config: str) -> Path:
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.fault
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_within_a_step_the_other_ends_with_one_line(rank: int, tmp_path: Path) -> None:
@@ -126,11 +109,9 @@ def test_within_a_step_the_other_ends_with_one_line(rank: int, tmp_path: Path) -
     killed(tmp_path, rank, "step", "debiased")
 
 
-@pytest.mark.slow
-@pytest.mark.fault
 @pytest.mark.timeout(600)
 def test_within_an_e_step_and_the_run_goes_on(tmp_path: Path) -> None:
     run = killed(tmp_path, 1, "E-step", "pcl")
-    done = forks.run(*forks.SOLO_EXT, "pretrain", "--resume", run)
+    done = forks.run(*RESUME, run)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [c.epoch for c in checkpoints(run)] == [2]

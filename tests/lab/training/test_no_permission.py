@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from solo_ext.lab.training.run_dir import checkpoints
 from tests import forks
 from tests.conftest import MakeConfig
+from tests.lab.training.same_run import command_of
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="capset")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="capset")
+pytestmark = [pytest.mark.fault, pytest.mark.slow, linux]
+Start = Callable[..., list[str]]
+Close = Callable[..., None]
 BOUND = """
 import ctypes, sys
 from solo_ext.lab.cli.main import main
@@ -28,7 +31,7 @@ assert libc.capset(header, held) == 0
 sys.exit(main())
 """
 """``solo-ext`` without the two capabilities by which root writes and reads without permission."""
-PRETRAIN = ("-c", BOUND, "pretrain")
+RESUME = ("-c", BOUND, "pretrain", "--resume")
 READERS = {
     "config.yaml": ["resume"],
     "metrics.jsonl": ["resume"],
@@ -43,19 +46,17 @@ EPOCHS = 20
 
 
 @pytest.fixture
-def start(make_config: MakeConfig, tmp_path: Path) -> Callable[..., list[str]]:
+def start(make_config: MakeConfig, tmp_path: Path) -> Start:
     """``start(run_dir)``: the words that train a tiny run there."""
 
     def words(run_dir: Path, **changes: Any) -> list[str]:
-        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(make_config("simclr", **changes)))
-        named = ["--config-path", str(tmp_path), "--config-name", "mine"]
-        return [*PRETRAIN, *named, "--run-dir", str(run_dir)]
+        return ["-c", BOUND, *command_of(make_config("simclr", **changes), tmp_path, run_dir)]
 
     return words
 
 
 @pytest.fixture
-def closed() -> Iterator[Callable[..., None]]:
+def closed() -> Iterator[Close]:
     """``closed(folder)``: nobody makes, removes or renames files in it until the test is over."""
     folders: list[Path] = []
 
@@ -77,11 +78,7 @@ def held(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
 
 
-@pytest.mark.slow
-@pytest.mark.fault
-def test_a_folder_in_which_none_can_be_made(
-    start: Callable[..., list[str]], closed: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_a_folder_in_which_none_can_be_made(start: Start, closed: Close, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     closed(folder)
@@ -91,28 +88,22 @@ def test_a_folder_in_which_none_can_be_made(
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.slow
-@pytest.mark.fault
-def test_one_that_is_there(
-    start: Callable[..., list[str]], closed: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_one_that_is_there(start: Start, closed: Close, tmp_path: Path) -> None:
     """Before training, not at its first checkpoint; whether resumed or started again."""
     folder = tmp_path / "run"
     again = start(folder, max_epochs=2)
     assert run(*again)[0] == 0
     before = held(folder)
     closed(folder)
-    for words in ([*PRETRAIN, "--resume", folder], again):
+    for words in ([*RESUME, folder], again):
         code, lines = run(*words)
         assert (code, len(lines)) == (2, 1), lines
         assert f"run directory '{folder}': Permission denied" in lines[0]
         assert held(folder) == before
 
 
-@pytest.mark.slow
-@pytest.mark.fault
 def test_one_that_loses_its_permission_while_a_run_trains(
-    start: Callable[..., list[str]], closed: Callable[[Path], None], tmp_path: Path
+    start: Start, closed: Close, tmp_path: Path
 ) -> None:
     """What was saved stays, and the run goes on once it may write again."""
     folder = tmp_path / "run"
@@ -135,16 +126,14 @@ def test_one_that_loses_its_permission_while_a_run_trains(
     assert kept[-1].epoch < EPOCHS - 1
 
     folder.chmod(OPEN)
-    code, lines = run(*PRETRAIN, "--resume", folder)
+    code, lines = run(*RESUME, folder)
     assert code == 0, lines
     assert checkpoints(folder)[-1].epoch == EPOCHS - 1
     assert not list(folder.glob(".*.saving"))
 
 
-@pytest.mark.slow
-@pytest.mark.fault
 def test_files_that_may_not_be_read_and_folders_that_may_not_be_written(
-    start: Callable[..., list[str]], closed: Callable[..., None], tmp_path: Path
+    start: Start, closed: Close, tmp_path: Path
 ) -> None:
     whole, given = tmp_path / "whole", []
     assert run(*start(whole))[0] == 0

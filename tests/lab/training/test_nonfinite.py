@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from benchmarks.speed.counting import Counter
 from solo_ext.core.errors import UserError
+from solo_ext.core.files import read_jsonl
 from solo_ext.host.classifier import class_loss
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.training import nonfinite
@@ -29,7 +29,7 @@ from solo_ext.lab.training.nonfinite import NONFINITE, _largest
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests.conftest import MakeConfig
-from tests.lab.training.same_run import same_weights, train, weights
+from tests.lab.training.same_run import command_of, same_weights, train, weights
 from tests.scripts import run_script
 
 Seldom = Callable[[int], None]
@@ -56,7 +56,7 @@ def config_of(make_config: MakeConfig, method: str = "simclr", **changes: Any) -
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / NONFINITE).read_text().splitlines()]
+    return read_jsonl(run_dir / NONFINITE)
 
 
 def finite(state: dict[str, Tensor]) -> bool:
@@ -119,9 +119,7 @@ def test_the_command_ends_with_one_line(
 ) -> None:
     """A learning rate far too high; no weights that are not finite are left."""
     config = config_of(make_config, optimizer={"lr": 1e30}, checkpoint={"every_n_steps": 1})
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    words = ["--config-path", str(tmp_path), "--config-name", "mine"]
-    assert main(["pretrain", *words, "--run-dir", str(tmp_path / "run")]) == 2
+    assert main(command_of(config, tmp_path, tmp_path / "run")) == 2
     (error,) = [e for e in capsys.readouterr().err.splitlines() if e.startswith("solo-ext: ")]
     assert "not finite" in error
     assert not checkpoints(tmp_path / "run") or finite(weights(tmp_path / "run"))
@@ -134,7 +132,7 @@ def test_no_labels_are_no_fault(
     """The online classifier has nothing to learn from."""
     data = {"no_labels": True, "train_path": str(images / "0")}
     train(config_of(make_config, method, data=data), tmp_path / "run")
-    found = map(json.loads, (tmp_path / "run" / METRICS).read_text().splitlines())
+    found = read_jsonl(tmp_path / "run" / METRICS)
     losses = [r["train_class_loss_step"] for r in found if "train_class_loss_step" in r]
     assert losses == [0, 0, 0, 0]
 
@@ -164,15 +162,14 @@ def test_the_largest_value() -> None:
 def test_weights_that_are_not_finite_are_not_saved(make_config: MakeConfig, tmp_path: Path) -> None:
     """Though loss and gradients were."""
 
-    class Overflow(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-            if trainer.global_step == 2 * STEPS:
-                script.weights(pl_module)[0].data[0] = float("inf")
+    def overflow(trainer: Any, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step == 2 * STEPS:
+            script.weights(pl_module)[0].data[0] = float("inf")
 
-    with pytest.raises(
-        UserError, match=r"^weights are not finite after epoch 1, optimiser step 11"
-    ):
-        train(config_of(make_config), tmp_path / "run", callbacks=[Overflow()])
+    spoil = LambdaCallback(on_train_batch_end=overflow)
+    said = "^weights are not finite after epoch 1, optimiser step 11"
+    with pytest.raises(UserError, match=said):
+        train(config_of(make_config), tmp_path / "run", callbacks=[spoil])
     assert [c.epoch for c in checkpoints(tmp_path / "run")] == [0]
     assert finite(weights(tmp_path / "run"))
 
@@ -200,14 +197,12 @@ def test_it_is_noticed_before_validation(
 ) -> None:
     seldom(1000)
     seen: list[int] = []
-
-    class Validated(Callback):
-        def on_validation_batch_start(self, trainer: Any, *_: Any) -> None:
-            seen.append(trainer.current_epoch)
-
+    validated = LambdaCallback(
+        on_validation_batch_start=lambda trainer, *_: seen.append(trainer.current_epoch)
+    )
     config = config_of(make_config, data={"val_path": str(images)})
     with pytest.raises(UserError, match="epoch 1"):
-        train(config, tmp_path / "run", callbacks=[Fault("image", [STEPS]), Validated()])
+        train(config, tmp_path / "run", callbacks=[Fault("image", [STEPS]), validated])
     assert set(seen) == {0}
 
 
@@ -275,23 +270,14 @@ class _Around(Callback):
 
 
 STATEFUL: dict[str, dict[str, Any]] = {
-    "simclr": {},
-    "byol": {},
-    "dino": {},
-    "swav": {},
-    "deepclusterv2": {},
-    "mocov2plus": {},
-    "nnclr": {},
-    "ressl": {},
+    **{name: {} for name in ("simclr", "byol", "dino", "deepclusterv2", "mochi")},
+    **{name: {} for name in ("nnclr_symmetric", "protocpc", "protoseed")},
+    **{name: {"queue_size": 16} for name in ("mocov2plus", "nnclr", "ressl", "swav")},
     "pcl": {"queue_size": 20, "symmetric": True},
     "pcl-bank": {"queue_size": 20, "e_step": "bank"},
-    "mochi": {},
     "hard_negative": {"negatives": "queue", "queue_size": 20},
-    "nnclr_symmetric": {},
     "metric": {"loss": "arcface_loss_func", "classes": "label"},
-    "protocpc": {},
     "seed": {"queue_size": 20},
-    "protoseed": {},
 }
 
 
@@ -315,11 +301,10 @@ def test_a_batch_left_out_leaves_no_trace(
     """Neither in statistics, queues, banks, priors nor, without momentum, in weights."""
     method = name.partition("-")[0]
     make = make_distilled if method in ("seed", "protoseed") else make_config
-    kwargs = {"queue_size": 16} if method in ("mocov2plus", "nnclr", "ressl", "swav") else {}
     config = config_of(
         make,
         method,
-        method_kwargs={**kwargs, **STATEFUL[name]},
+        method_kwargs=STATEFUL[name],
         on_nonfinite="skip",
         optimizer={"kwargs": {"momentum": 0.0}},
         max_epochs=3,
@@ -339,8 +324,8 @@ def test_a_batch_left_out_leaves_no_trace(
     assert (line["step"], line["then"]) == (number, "skipped")
     if kind != "image":
         return
-    found = (tmp_path / "run" / METRICS).read_text().splitlines()
-    by_step = {r["step"]: r for r in map(json.loads, found) if "train_class_loss_step" in r}
+    found = read_jsonl(tmp_path / "run" / METRICS)
+    by_step = {r["step"]: r for r in found if "train_class_loss_step" in r}
     assert all((r["train_class_loss_step"] is None) == (s == number) for s, r in by_step.items())
     assert len(by_step) == 3 * STEPS
 
@@ -409,7 +394,7 @@ def test_too_many_in_a_row(
         train(config, tmp_path / "run", callbacks=[Fault("image", ALL[STEPS:])])
     assert [c.epoch for c in checkpoints(tmp_path / "run")] == [0]
     assert len(lines(tmp_path / "run")) == STEPS
-    monkeypatch.setattr(nonfinite, "MOST_IN_A_ROW", 5)
+    monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD", 5)
     with pytest.raises(UserError, match=r"^the last 5 optimiser steps, up to step 4 "):
         train(config, tmp_path / "within", callbacks=[Fault("image", ALL)])
 

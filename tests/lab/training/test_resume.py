@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from solo_ext.config.schema import Images
 from solo_ext.core.errors import StoppedBySignal
@@ -24,7 +24,7 @@ from solo_ext.lab.training.run_dir import METRICS, PREVIOUS, checkpoints, read_c
 from solo_ext.memory.heads import ClassWeights
 from tests.conftest import MakeConfig
 from tests.data.making import write_tars
-from tests.lab.training.resumable import STEPS, KillAt, config_of
+from tests.lab.training.resumable import STEPS, config_of
 from tests.lab.training.same_run import assert_resumes, assert_same_run, logged, train, train_killed
 
 METHODS = (
@@ -158,7 +158,6 @@ def test_features_of_e_steps_may_lie_on_a_disk(
 
 @pytest.mark.slow
 def test_number_of_workers_may_change(make_config: MakeConfig, tmp_path: Path) -> None:
-    """The same run with and without worker processes, stopped within an epoch or not."""
     first, second = (config_of(make_config, "debiased", data={"num_workers": n}) for n in (0, 2))
     assert_resumes(first, tmp_path, STEPS + 3, parts=second)
 
@@ -226,15 +225,11 @@ def test_a_run_killed_before_its_earlier_checkpoint_went_keeps_one(
 def test_auto_resume_finds_the_run_of_the_config(make_config: MakeConfig, tmp_path: Path) -> None:
     folders = {"checkpoint": {"dir": str(tmp_path)}, "auto_resume": {"enabled": True}}
     config = config_of(make_config, "debiased", **folders)
-    with pytest.raises(RuntimeError, match="killed"):
-        pretrain(prepare(config), callbacks=[KillAt(STEPS + 2)], show_progress=False)
+    train_killed(config, None, STEPS + 2)
     (stopped,) = (tmp_path / "debiased").iterdir()
-    done = pretrain(prepare(config), show_progress=False)
-    assert done.run_dir == stopped
-    assert done.epochs == 3
-    fresh = pretrain(
-        prepare({**config, "auto_resume": {"enabled": False}, "max_epochs": 3}), show_progress=False
-    )
+    done = train(config, None)
+    assert (done.run_dir, done.epochs) == (stopped, 3)
+    fresh = train({**config, "auto_resume": {"enabled": False}, "max_epochs": 3}, None)
     assert fresh.run_dir != stopped
 
 
@@ -253,53 +248,42 @@ BATCH = STEPS + 4
 """So many batches are done when the second epoch's second validation is due."""
 
 
-def killed_within() -> Callback:
-    """Before it has said anything."""
-
-    def kill(trainer: Any, *_: Any) -> None:
-        if trainer.fit_loop.epoch_loop.total_batch_idx == BATCH - 1:
-            raise RuntimeError("killed")
-
-    return LambdaCallback(on_validation_start=kill)
+def kill() -> None:
+    raise RuntimeError("killed")
 
 
-def killed_after() -> Callback:
-    return KillAt(BATCH)
-
-
-def signalled(hook: str) -> Callable[[], Callback]:
-    """Within the step before it, or within itself."""
-
-    def make() -> Callback:
-        def send(trainer: Any, *_: Any) -> None:
-            if trainer.fit_loop.epoch_loop.total_batch_idx == BATCH - 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        return LambdaCallback(**{hook: send})
-
-    return make
+def send() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize(
-    ("stop", "validated", "accumulated"),
+    ("stop", "hook", "batch", "validated", "accumulated"),
     [
-        (killed_within, False, 2),
-        (killed_after, True, 1),
-        (signalled("on_train_batch_start"), True, 2),
-        (signalled("on_validation_start"), True, 1),
+        (kill, "on_validation_start", BATCH - 1, False, 2),
+        (kill, "on_train_batch_start", BATCH, True, 1),
+        (send, "on_train_batch_start", BATCH - 1, True, 2),
+        (send, "on_validation_start", BATCH - 1, True, 1),
     ],
     ids=["killed-within", "killed-after", "signal-before", "signal-within"],
 )
 def test_the_log_is_that_of_the_whole_run(
-    stop: Callable[[], Callback],
+    stop: Callable[[], None],
+    hook: str,
+    batch: int,
     validated: bool,
     accumulated: int,
     make_config: MakeConfig,
     images: Path,
     tmp_path: Path,
 ) -> None:
+    """Whether it is stopped before, within or after a validation."""
+
+    def act(trainer: Any, *_: Any) -> None:
+        if trainer.fit_loop.epoch_loop.total_batch_idx == batch:
+            stop()
+
     config = config_of(
         make_config,
         "debiased",
@@ -312,7 +296,7 @@ def test_the_log_is_that_of_the_whole_run(
     assert sum("val_acc1" in line for line in logged(tmp_path / "whole")) == 3 * STEPS // 2
     parts = tmp_path / "parts"
     with pytest.raises((RuntimeError, StoppedBySignal), match=r"killed|SIGTERM"):
-        train(config, parts, callbacks=[stop()])
+        train(config, parts, callbacks=[LambdaCallback(**{hook: act})])
     # One is written after its validation, where one is due.
     batches = BATCH if validated else BATCH - accumulated
     assert checkpoints(parts)[-1].step == batches // accumulated

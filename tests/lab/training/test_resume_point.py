@@ -16,7 +16,7 @@ import torch
 from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
-from solo_ext.lab.training.run_dir import CONFIG, METRICS, PREVIOUS, checkpoints
+from solo_ext.lab.training.run_dir import CONFIG, METRICS, checkpoints
 from tests.conftest import MakeConfig, packed
 from tests.lab.training.same_run import same_weights, train, train_killed
 
@@ -77,17 +77,6 @@ def test_none_that_can_be_read(make_config: MakeConfig, tmp_path: Path) -> None:
     assert {file.name for file in run.iterdir()} == names
 
 
-def test_one_is_kept_behind_the_last(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config("debiased", max_epochs=4, checkpoint={"every_n_steps": 1})
-    run = train(config, tmp_path / "run").run_dir
-    names = {file.name for file in run.glob("*.ckpt*")}
-    last = next(name for name in names if name.endswith("ep=3.ckpt"))
-    (before,) = names - {last}
-    # Within the last epoch.
-    assert before.startswith("tiny-run-ep=3-step=")
-    assert before.endswith(PREVIOUS)
-
-
 @pytest.mark.fault
 def test_another_runs_checkpoint_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
     run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
@@ -108,13 +97,25 @@ def test_another_runs_checkpoint_is_refused(make_config: MakeConfig, tmp_path: P
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize(
+    ("method", "other", "upstream", "says"),
+    [
+        ("debiased", "simclr", False, 'method: "debiased" -> "simclr"'),
+        ("simclr", "mocov2plus", True, r"begin.ckpt' does not fit this method .*Missing key"),
+    ],
+)
 def test_another_method_is_refused_before_anything_is_written(
-    make_config: MakeConfig, tmp_path: Path
+    method: str, other: str, upstream: bool, says: str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    run = train(make_config("debiased"), tmp_path / "run").run_dir
-    other = make_config("simclr", resume_from_checkpoint=str(checkpoints(run)[-1].path))
-    with pytest.raises(UserError, match='method: "debiased" -> "simclr"'):
-        train(other, tmp_path / "other")
+    """A checkpoint of solo-learn's own script has no config to tell by."""
+    run = train(make_config(method), tmp_path / "run").run_dir
+    state = torch.load(checkpoints(run)[-1].path, weights_only=True)
+    if upstream:
+        del state["solo_ext"]
+    torch.save(state, tmp_path / "begin.ckpt")
+    config = make_config(other, resume_from_checkpoint=str(tmp_path / "begin.ckpt"))
+    with pytest.raises(UserError, match=says):
+        train(config, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -205,20 +206,6 @@ def test_what_cannot_be_read_now_keeps_its_name(
     with pytest.raises(UserError, match=r"ep=1\.ckpt' cannot be read \(Input/output error\)"):
         resume(run)
     assert sorted(run.iterdir()) == before
-
-
-@pytest.mark.fault
-def test_one_without_a_config_that_does_not_fit(make_config: MakeConfig, tmp_path: Path) -> None:
-    """As solo-learn's own script writes it, of another method: one line, and nothing is left."""
-    run = train(make_config("simclr"), tmp_path / "run").run_dir
-    state = torch.load(checkpoints(run)[-1].path, weights_only=True)
-    del state["solo_ext"]
-    torch.save(state, tmp_path / "upstream.ckpt")
-    given = {"resume_from_checkpoint": str(tmp_path / "upstream.ckpt")}
-    config = make_config("mocov2plus", **given)
-    with pytest.raises(UserError, match=r"upstream.ckpt' does not fit this method .*Missing key"):
-        train(config, tmp_path / "other")
-    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.fault

@@ -27,8 +27,8 @@ from solo_ext.lab.training.run_dir import (
     ENVIRONMENT,
     LOCK,
     METRICS,
+    _base_run_dir,
     _choose_run_dir,
-    _numberless_run_dir,
     agreed_run_dir,
     check_run_dir,
     checkpoints,
@@ -53,7 +53,7 @@ def test_digest_follows_what_changes_the_numbers(make_config: MakeConfig) -> Non
     run = prepare(make_config("simclr")).run
 
     def place(**changes: Any) -> Path:
-        return _numberless_run_dir(run.model_copy(update=changes))
+        return _base_run_dir(run.model_copy(update=changes))
 
     # A run that stopped at a loss that is not finite can go on in its directory.
     same = {"loggers": [], "on_nonfinite": "skip"}
@@ -173,7 +173,7 @@ def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
 def test_checkpoints_are_named_once(make_config: MakeConfig, tmp_path: Path) -> None:
     """An automatic directory bears the run's name already."""
     config = make_config("simclr", checkpoint={"dir": str(tmp_path)})
-    result = pretrain(prepare(config), show_progress=False)
+    result = train(config, None)
     assert result.checkpoint is not None
     assert result.checkpoint.name == f"{result.run_dir.name}-ep=0.ckpt"
 
@@ -220,13 +220,25 @@ def test_images_are_those_that_were_trained(make_config: MakeConfig, tmp_path: P
     assert [epoch["images"] for epoch in read_jsonl(times.file)] == [48] * 2
 
 
-def test_kept_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config(
-        "simclr", checkpoint={"keep_prev": True, "frequency": 2, "every_n_steps": 1}, max_epochs=4
-    )
+@pytest.mark.parametrize(
+    ("checkpoint", "names"),
+    [
+        ({"enabled": False}, []),
+        # Behind the last one the one before it, within an epoch or not.
+        ({"every_n_steps": 1}, ["ep=3-step=7.ckpt.previous", "ep=3.ckpt"]),
+        (
+            {"keep_prev": True, "frequency": 2, "every_n_steps": 1},
+            ["ep=0.ckpt", "ep=2.ckpt", "ep=3-step=7.ckpt.previous", "ep=3.ckpt"],
+        ),
+    ],
+)
+def test_kept_checkpoints(
+    checkpoint: dict[str, Any], names: list[str], make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config("simclr", checkpoint=checkpoint, max_epochs=4)
     result = train(config, tmp_path / "run")
-    kept = [p.path.name for p in checkpoints(result.run_dir)]
-    assert kept == [f"tiny-run-ep={n}.ckpt" for n in (0, 2, 3)]
+    assert sorted(p.name for p in tmp_path.rglob("*.ckpt*")) == [f"tiny-run-{n}" for n in names]
+    assert (result.checkpoint is None) == (not names)
 
 
 def test_leftovers_of_a_killed_process_go(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -252,13 +264,6 @@ def test_a_config_that_is_none_is_named(tmp_path: Path) -> None:
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(UserError, match=rf"config\.yaml: {says}"):
             read_config(tmp_path)
-
-
-def test_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config("simclr", checkpoint={"enabled": False})
-    result = train(config, tmp_path / "run")
-    assert result.checkpoint is None
-    assert not list(result.run_dir.rglob("*.ckpt"))
 
 
 def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:

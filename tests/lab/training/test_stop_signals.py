@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
@@ -24,10 +23,11 @@ from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from solo_ext.lab.training.signals import SIGNALS
 from tests import forks
 from tests.conftest import MakeConfig
-from tests.lab.training.same_run import same_weights, train
+from tests.lab.training.same_run import command_of, same_weights, train
 from tests.scripts import run_script
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+pytestmark = [pytest.mark.fault, posix]
 STEPS = 2
 """Steps per epoch."""
 
@@ -43,7 +43,6 @@ class SignalAt(Callback):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.fault
 @pytest.mark.parametrize(
     ("number", "step"), [*zip(SIGNALS, (STEPS, 2 * STEPS - 1, STEPS), strict=True)], ids=str
 )
@@ -65,7 +64,6 @@ def test_saved_then_stopped(
     assert same_weights(tmp_path / "whole", run)
 
 
-@pytest.mark.fault
 def test_after_the_last_step_there_is_nothing_to_stop(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -73,7 +71,6 @@ def test_after_the_last_step_there_is_nothing_to_stop(
     assert train(make_config("simclr", max_epochs=1), tmp_path / "run", callbacks=[end]).epochs == 1
 
 
-@pytest.mark.fault
 def test_ctrl_c_while_a_finished_run_is_taken_down(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +85,10 @@ def test_ctrl_c_while_a_finished_run_is_taken_down(
     assert train(make_config("simclr", max_epochs=1), tmp_path / "run").epochs == 1
 
 
+def outside_a_job() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+
+
 @contextlib.contextmanager
 def in_a_terminal(
     config: dict[str, Any], folder: Path, awaited: str, **environment: str
@@ -100,12 +101,8 @@ def in_a_terminal(
         awaited: files of the run directory, one of which has to be there first.
         environment: variables besides those of this process, without SLURM's.
     """
-    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
-    words = ["--config-path", ".", "--config-name", "mine", "--run-dir", "run"]
-    outer = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    started = forks.start(
-        *forks.SOLO_EXT, "pretrain", *words, cwd=folder, env={**outer, **environment}
-    )
+    words = command_of(config, folder, "run")
+    started = forks.start(*forks.SOLO_EXT, *words, cwd=folder, env=outside_a_job() | environment)
     try:
         while not list((folder / "run").glob(awaited)):
             assert started.poll() is None
@@ -126,7 +123,6 @@ def queue_that(answers: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.fault
 @pytest.mark.parametrize(
     ("number", "job", "asked"),
     [
@@ -161,7 +157,6 @@ def test_command_line(
 
 
 @pytest.mark.slow
-@pytest.mark.fault
 def test_no_process_ends_before_the_first_has_saved_and_asked(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -169,9 +164,8 @@ def test_no_process_ends_before_the_first_has_saved_and_asked(
     config = make_config("simclr", max_epochs=1000, devices=2, strategy="ddp")
     config["optimizer"]["batch_size"] = 8
     (tmp_path / "config.json").write_text(json.dumps(config))
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    environment["PATH"] = queue_that(f"sleep 3\ndate +%s.%N > {tmp_path}/asked", tmp_path)
-    environment["SLURM_JOB_ID"] = "17"
+    path = queue_that(f"sleep 3\ndate +%s.%N > {tmp_path}/asked", tmp_path)
+    environment = outside_a_job() | {"PATH": path, "SLURM_JOB_ID": "17"}
     run_script(Path(__file__).with_name("stopped_run.py"), tmp_path, environment=environment)
     asked = float((tmp_path / "asked").read_text())
     for rank in range(2):
@@ -181,7 +175,6 @@ def test_no_process_ends_before_the_first_has_saved_and_asked(
 
 
 @pytest.mark.slow
-@pytest.mark.fault
 @pytest.mark.parametrize(
     ("number", "method"), [(signal.SIGTERM, "forkserver"), (signal.SIGINT, None)], ids=str
 )
@@ -202,7 +195,6 @@ def test_sent_to_workers_too(
 
 
 @pytest.mark.slow
-@pytest.mark.fault
 def test_ctrl_c_in_the_first_epoch(make_config: MakeConfig, tmp_path: Path) -> None:
     """Twice, to all processes, as a terminal sends it: what was begun to be saved is saved."""
     config = make_config(
@@ -231,7 +223,6 @@ def test_ctrl_c_in_the_first_epoch(make_config: MakeConfig, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.fault
 def test_ctrl_c_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> None:
     """There is nobody to save; the line says so."""
     config = make_config("simclr", max_epochs=1000, checkpoint={"enabled": False})

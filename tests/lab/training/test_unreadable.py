@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 
 from solo_ext.core.errors import UserError
@@ -24,6 +23,7 @@ from solo_ext.lab.training.watch import UNREADABLE
 from tests.conftest import MakeConfig
 from tests.lab.training.same_run import (
     assert_same_run,
+    command_of,
     final,
     same_weights,
     train,
@@ -31,21 +31,26 @@ from tests.lab.training.same_run import (
     weights,
 )
 
+pytestmark = pytest.mark.fault
 BROKEN = {"0/3.png": "it is empty", "0/15.png": "no image", "1/0.png": "a link", "2/9.png": "trunc"}
 
 
 @pytest.fixture
-def faulty(images: Path, tmp_path: Path) -> Path:
-    """A copy of the images with four faults, two of them next to each other."""
-    root = tmp_path / "faulty"
-    shutil.copytree(images, root)
-    (root / "0" / "3.png").write_bytes(b"")
-    (root / "0" / "15.png").write_text("no image")
-    (root / "1" / "0.png").unlink()
-    (root / "1" / "0.png").symlink_to("nowhere.png")
-    whole = (root / "2" / "9.png").read_bytes()
-    (root / "2" / "9.png").write_bytes(whole[: len(whole) // 2])
-    return root
+def folder(images: Path, tmp_path: Path) -> Path:
+    """A copy of the images, to be changed."""
+    return Path(shutil.copytree(images, tmp_path / "images"))
+
+
+@pytest.fixture
+def faulty(folder: Path) -> Path:
+    """The copy with four faults, two of them next to each other."""
+    (folder / "0" / "3.png").write_bytes(b"")
+    (folder / "0" / "15.png").write_text("no image")
+    (folder / "1" / "0.png").unlink()
+    (folder / "1" / "0.png").symlink_to("nowhere.png")
+    whole = (folder / "2" / "9.png").read_bytes()
+    (folder / "2" / "9.png").write_bytes(whole[: len(whole) // 2])
+    return folder
 
 
 def data(folder: Path, **given: Any) -> dict[str, Any]:
@@ -62,7 +67,6 @@ def named(run_dir: Path, root: Path) -> set[str]:
     return names
 
 
-@pytest.mark.fault
 def test_skipped_ones_are_named_and_counted(
     make_config: MakeConfig, faulty: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,7 +93,6 @@ def test_skipped_ones_are_named_and_counted(
 
 
 @pytest.mark.slow
-@pytest.mark.fault
 def test_resumed_is_the_same(make_config: MakeConfig, faulty: Path, tmp_path: Path) -> None:
     changes = {
         "data": data(faulty),
@@ -109,7 +112,6 @@ STAND_INS = {"0/3": "0/4", "0/15": "0/2", "1/0": "1/1", "2/9": "0/0"}
 """In the order of their names, from the last to the first."""
 
 
-@pytest.mark.fault
 @pytest.mark.parametrize("kwargs", [{}, {"e_step": "bank"}])
 def test_clusters_are_those_of_the_stand_ins(
     kwargs: dict[str, Any], make_config: MakeConfig, faulty: Path, tmp_path: Path
@@ -139,17 +141,14 @@ class _Remove(Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.fault
 def test_a_file_that_vanishes_ends_the_run(
-    make_config: MakeConfig, images: Path, tmp_path: Path
+    make_config: MakeConfig, folder: Path, tmp_path: Path
 ) -> None:
     """The last step is saved, and once the file is back the run goes on as if nothing was."""
-    root = tmp_path / "images"
-    shutil.copytree(images, root)
-    given = data(root, unreadable="refuse", num_workers=2)
+    given = data(folder, unreadable="refuse", num_workers=2)
     config = make_config("simclr", data=given, max_epochs=3)
     train(config, tmp_path / "whole")
-    lost = root / "1" / "7.png"
+    lost = folder / "1" / "7.png"
     with pytest.raises(UnreadableImage) as caught:
         train(config, tmp_path / "run", callbacks=[_Remove(lost, 1)])
     expected = f"image {str(lost)!r} cannot be read: it is not there; mend or remove it"
@@ -160,21 +159,17 @@ def test_a_file_that_vanishes_ends_the_run(
     assert same_weights(tmp_path / "whole", tmp_path / "run")
 
 
-@pytest.mark.fault
 def test_a_file_that_vanishes_is_skipped_from_then_on(
-    make_config: MakeConfig, images: Path, tmp_path: Path
+    make_config: MakeConfig, folder: Path, tmp_path: Path
 ) -> None:
-    root = tmp_path / "images"
-    shutil.copytree(images, root)
-    lost = root / "1" / "7.png"
-    config = make_config("simclr", data=data(root), max_epochs=3)
+    lost = folder / "1" / "7.png"
+    config = make_config("simclr", data=data(folder), max_epochs=3)
     result = train(config, tmp_path / "run", callbacks=[_Remove(lost, 1)])
     assert result.epochs == 3
-    assert named(tmp_path / "run", root) == {"1/7.png"}
+    assert named(tmp_path / "run", folder) == {"1/7.png"}
 
 
 @pytest.mark.slow
-@pytest.mark.fault
 def test_the_command_ends_with_one_line(
     make_config: MakeConfig,
     faulty: Path,
@@ -182,10 +177,8 @@ def test_the_command_ends_with_one_line(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    given = data(faulty, unreadable="refuse", num_workers=2)
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(make_config("simclr", data=given)))
-    words = ["--config-path", str(tmp_path), "--config-name", "tiny"]
-    assert main(["pretrain", *words, "--run-dir", str(tmp_path / "run")]) == 2
+    config = make_config("simclr", data=data(faulty, unreadable="refuse", num_workers=2))
+    assert main(command_of(config, tmp_path, tmp_path / "run")) == 2
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if line.startswith("solo-ext: ")]
     assert (out, len(lines)) == ("", 1)
@@ -193,8 +186,8 @@ def test_the_command_ends_with_one_line(
     assert lines[0].startswith(f"solo-ext: image '{faulty}/")
     assert not (tmp_path / "run" / UNREADABLE).exists()
     # Evaluation says the same, also of a run that skipped them.
-    words += ["--run-dir", str(tmp_path / "skipped"), "data.unreadable=skip"]
-    assert main(["pretrain", *words]) == 0
+    words = command_of(config, tmp_path, tmp_path / "skipped")
+    assert main([*words, "data.unreadable=skip"]) == 0
     capsys.readouterr()
     both = [f"data.train_path={faulty}", f"data.val_path={faulty}"]
     command = ["eval", "knn", str(tmp_path / "skipped"), *both]
@@ -204,12 +197,6 @@ def test_the_command_ends_with_one_line(
     assert "4 of 48 images of train cannot be read" in caplog.text
 
 
-@pytest.fixture
-def folder(images: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(images, tmp_path / "images"))
-
-
-@pytest.mark.fault
 @pytest.mark.parametrize(("method", "workers"), [("pcl", 2), ("simclr", 0)])
 def test_duplicates_that_come_while_it_trains_change_nothing(
     method: str, workers: int, make_config: MakeConfig, folder: Path, tmp_path: Path
@@ -231,7 +218,6 @@ def test_duplicates_that_come_while_it_trains_change_nothing(
         resume(tmp_path / "run")
 
 
-@pytest.mark.fault
 def test_images_that_are_there_more_than_once(
     make_config: MakeConfig, folder: Path, tmp_path: Path
 ) -> None:

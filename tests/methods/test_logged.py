@@ -1,4 +1,4 @@
-"""Short runs of the contrastive presets: what they log, and what is said before them."""
+"""What short runs of the contrastive methods and of ``metric`` log."""
 
 from __future__ import annotations
 
@@ -14,33 +14,42 @@ from torch import Tensor
 
 from solo_ext.losses.alignment import effective_rank
 
-MakeConfig = Callable[..., dict[str, Any]]
 Train = Callable[..., dict[str, float]]
 EVERY = {"class_loss_epoch", "acc1_epoch", "acc5_epoch"}
-GEOMETRY = {"hardness", "effective_rank", "alignment", "uniformity"}
+GEOMETRY = {"effective_rank", "alignment", "uniformity"}
+CONTRASTED = GEOMETRY | {"hardness"}
 MIXED = {"mined_similarity", "mixed_similarity"}
 QUEUE = {"queue_filled", "queue_age"}
 NEAR = {"nn_acc", "nn_similarity", "nn_own", "support_filled", "support_age"}
-RUNS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
-    "debiased": ("debiased", {}, {"clamped_fraction"}),
-    "hard_negative": ("hard_negative", {}, {"clamped_fraction"}),
-    "over a queue": (
+RUNS: list[tuple[str, dict[str, Any], set[str]]] = [
+    ("debiased", {}, CONTRASTED | {"clamped_fraction"}),
+    ("hard_negative", {}, CONTRASTED | {"clamped_fraction"}),
+    (
         "hard_negative",
         {"negatives": "queue", "queue_size": 48},
-        {"clamped_fraction"} | QUEUE,
+        CONTRASTED | {"clamped_fraction"} | QUEUE,
     ),
-    "mochi": ("mochi", {}, MIXED | QUEUE),
-    "mochi of others": ("mochi", {"exclude_own": True}, MIXED | QUEUE | {"mined_same_class"}),
-    "nnclr_symmetric": ("nnclr_symmetric", {}, NEAR),
-    "simclr": ("debiased", {"tau_plus": 0.0}, set()),
-}
+    ("mochi", {}, CONTRASTED | MIXED | QUEUE),
+    ("mochi", {"exclude_own": True}, CONTRASTED | MIXED | QUEUE | {"mined_same_class"}),
+    ("nnclr_symmetric", {}, CONTRASTED | NEAR),
+    ("debiased", {"tau_plus": 0.0}, CONTRASTED),
+    ("metric", {"loss": "triplet_loss_func"}, GEOMETRY | {"mined_similarity"}),
+    (
+        "metric",
+        {"loss": "cosface_loss_func", "classes": "label"},
+        GEOMETRY | {"class_weight_acc"},
+    ),
+    ("metric", {"loss": "clip_loss_func"}, GEOMETRY | {"logit_scale"}),
+    ("metric", {"loss": "nt_xent_loss_func"}, GEOMETRY),
+]
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_logged_names(train: Train, images: Path, name: str) -> None:
-    method, kwargs, more = RUNS[name]
+@pytest.mark.parametrize(("method", "kwargs", "names"), RUNS)
+def test_logged_names(
+    train: Train, images: Path, method: str, kwargs: dict[str, Any], names: set[str]
+) -> None:
     logged = train(method, method_kwargs=kwargs, data={"val_path": str(images)})
-    expected = {f"train_{key}" for key in EVERY | GEOMETRY | more | {f"{method}_loss"}}
+    expected = {f"train_{key}" for key in EVERY | names | {f"{method}_loss"}}
     assert {key for key in logged if key.startswith("train_")} == expected
     assert all(torch.tensor(value).isfinite() for value in logged.values())
     assert {"val_loss", "val_acc1", "val_acc5"} <= set(logged), "validated without momentum too"

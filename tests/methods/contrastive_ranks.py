@@ -1,33 +1,27 @@
-"""Runs that Lightning starts once per process, for ``test_contrastive_distributed.py``.
-
-python contrastive_run.py FOLDER, which holds ``configs.json``: runs by name
-"""
+"""Losses of given features in several processes, for ``test_contrastive_distributed.py``."""
 
 from __future__ import annotations
 
 import copy
-import json
 import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import Callback
-from torch import Tensor, nn
+from torch import Tensor
 
 from solo_ext.core import distributed
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.losses.contrastive import Mixing
 from solo_ext.losses.mochi import draw_mixes
-from solo_ext.methods import Metric
-from solo_ext.methods import negatives as module
+from solo_ext.methods import PCL, Metric, negatives
 from solo_ext.methods.contrastive import Preset
 from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
+from solo_ext.methods.registry import example_config
 
+RANKS = int(os.environ.get("RANKS", "2"))
 CONTRASTIVE = Preset(ContrastiveKwargs)
 ROWS, SAMPLES, DIM = 12, 20, 8
 MIXES = {"num_hard": 5, "num_pair_mixes": 6, "num_query_mixes": 3, "warmup_epochs": 0}
@@ -65,6 +59,7 @@ FIXED: dict[str, tuple[Any, dict[str, Any]]] = {
     },
     "arcface": (Metric, {**MARGIN, "classes": "label"}),
     "of another package": (Metric, {"loss": "pml/NTXentLoss", "classes": "label"}),
+    "pcl": (PCL, {"num_prototypes": [3, 4], "queue_size": 30, "symmetric": True}),
     "clusters": (Metric, {**MARGIN, "classes": "cluster", "clusters": {"num_prototypes": [3]}}),
 }
 """Methods whose loss is computed on given features."""
@@ -83,6 +78,12 @@ def from_the_hardest_down(num_hard: int, draws: Any, ranked: bool) -> Mixing:
     return Mixing(num_hard, draws)
 
 
+def fix_draws(put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Makes mixtures the same for every anchor, in whichever process it is."""
+    put(negatives, "draw_mixes", same_draws)
+    put(negatives, "Mixing", from_the_hardest_down)
+
+
 def fill_prototypes(method: Any) -> None:
     """Random prototypes of 20 samples, as an E-step leaves them."""
     state = method.prototypes
@@ -91,13 +92,17 @@ def fill_prototypes(method: Any) -> None:
     means = [torch.randn(k, DIM) for k in state.num_prototypes]
     drawn = [torch.randint(0, k, (SAMPLES,)) for k in state.num_prototypes]
     assignments = [distributed.share_of(whole) for whole in drawn]
-    state.update_(0, means, [torch.ones(k) for k in state.num_prototypes], assignments)
+    concentration = [0.1 + torch.rand(k) for k in state.num_prototypes]
+    state.update_(0, means, concentration, assignments)
 
 
 def built(cfg: Any, kind: Any, kwargs: dict[str, Any]) -> Any:
     """A method of 8 dimensions with given clusters."""
     own = copy.deepcopy(cfg)
     own.method_kwargs = {"proj_hidden_dim": 16, "proj_output_dim": DIM, **kwargs}
+    if kind is PCL:
+        # It takes no small crops.
+        own.data.num_small_crops = 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         method = kind(own)
@@ -120,13 +125,15 @@ def loss_of_fixed_features(method: Any) -> dict[str, Any]:
     world, rank = distributed.world_size(), distributed.rank()
     own = slice(rank * ROWS // world, (rank + 1) * ROWS // world)
     mine = [view[own].clone().requires_grad_() for view in views]
+    local, learnt = [key[own] for key in keys], []
     if isinstance(method, Metric):
         loss, _ = method.compare(mine, indices[own], targets[own])
         learnt = [p for p in method.criterion.parameters() if p.requires_grad]
+    elif isinstance(method, PCL):
+        mine = mine[:2]
+        loss, _ = method.contrast(mine, local, indices[own])
     else:
-        local = [key[own] for key in keys]
         loss, _ = method.contrast(mine, local, indices[own], targets[own])
-        learnt = []
     gradients = torch.autograd.grad(loss, [*mine, *learnt])
     shared = [loss.detach(), *gradients[len(mine) :]]
     for value in shared if world > 1 else ():
@@ -138,41 +145,20 @@ def loss_of_fixed_features(method: Any) -> dict[str, Any]:
     }
 
 
-class Notes(Callback):
-    """Saves what this rank wrote and what it holds in the end."""
-
-    def __init__(self, file: Path, fixed: bool) -> None:
-        self.file, self.fixed, self.found = file, fixed, dict[str, Any]()
-        self.written: list[Any] = []
-
-    def setup(self, trainer: Any, method: Any, stage: str) -> None:
-        # The predictor's batch norm, which no setting takes out.
-        if getattr(method, "predictor", None) is not None:
-            method.predictor[1] = nn.Identity()
-
-    def on_train_start(self, trainer: Any, method: Any) -> None:
-        self.found["start"] = {k: v.clone() for k, v in method.state_dict().items()}
-        for name, (kind, kwargs) in FIXED.items() if self.fixed else ():
-            self.found[name] = loss_of_fixed_features(built(method.cfg, kind, kwargs))
-
-    def on_train_batch_end(self, trainer: Any, method: Any, *_: Any) -> None:
-        self.written.append(getattr(method, "_written", None))
-
-    def on_train_end(self, trainer: Any, method: Any) -> None:
-        state = {k: v.clone() for k, v in method.state_dict().items()}
-        torch.save({**self.found, "state": state, "written": self.written}, self.file)
+def losses() -> dict[str, Any]:
+    """Of every method, this rank's part."""
+    cfg = example_config("debiased", small=1)
+    return {
+        name: loss_of_fixed_features(built(cfg, kind, kwargs))
+        for name, (kind, kwargs) in FIXED.items()
+    }
 
 
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+def run(rank: int, folder: str) -> None:
+    """Saves them as one of the processes."""
     torch.set_num_threads(1)
-    setattr(module, "draw_mixes", same_draws)  # noqa: B010
-    setattr(module, "Mixing", from_the_hardest_down)  # noqa: B010
-    for number, (name, config) in enumerate(
-        json.loads((folder / "configs.json").read_text()).items()
-    ):
-        prepared = prepare(config)
-        # The rank is known before the processes have met.
-        rank = int(os.environ.get("LOCAL_RANK", 0))
-        notes = Notes(folder / f"{name}-{rank}.pt", fixed=number == 0)
-        pretrain(prepared, run_dir=folder / name, callbacks=[notes], show_progress=False)
+    fix_draws()
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
+    torch.save(losses(), Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
