@@ -79,6 +79,9 @@ def convert(
     """
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / ".lock", 0):
+        # A conversion that was killed while it wrote a file has left its scratch file.
+        for left in out.glob(".*.saving"):
+            left.unlink()
         if (out / INDEX).exists():
             raise UserError(f"{str(out)!r} holds shards already; name another folder with --out")
         what = {

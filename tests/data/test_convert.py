@@ -141,7 +141,8 @@ def test_goes_on_after_the_last_whole_shard(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             convert(images, out, 500, end)
         begun = len(list(out.glob("*.mds")))
-        # As if killed between the shard and its line, and within a line.
+        # As if killed while it wrote a shard, between the shard and its line, and within a line.
+        (out / ".shard.00099.mds.host-1.saving").write_bytes(b"half")
         if begun:
             lines = (out / STARTED).read_bytes()
             (out / STARTED).write_bytes(lines[: -1 - stop % 40])
