@@ -594,10 +594,10 @@ class RunConfig(CommonConfig):
     resume_from_checkpoint: FolderName | None = None
     debug_augmentations: bool = False
     patches: list[str] = []
-    # One of solo-learn's configs has the next two keys of an earlier version; nothing reads them.
+    auto_umap: Free | None = None
+    # One of solo-learn's configs has these two keys of an earlier version; nothing reads them.
     augmentations_cfg: str | None = None
     wandb_cfg: str | None = None
-    auto_umap: Free | None = None
 
     @property
     def on_cpu(self) -> bool:

@@ -200,11 +200,13 @@ def _state_of(checkpoint: Path) -> dict[str, Any]:
     state = read_checkpoint(checkpoint)
     if not isinstance(state.get("state_dict"), dict):
         raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint: it has no state_dict")
-    for key, value in state["state_dict"].items():
-        # The `_extra_state` of a module may be any object.
-        weight = isinstance(key, str) and (holds_values(value) or key.endswith("_extra_state"))
-        if not weight or not isinstance(state.get("epoch", -1), int):
-            raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint, or a damaged one")
+    # The `_extra_state` of a module may be any object.
+    weights = all(
+        isinstance(key, str) and (holds_values(value) or key.endswith("_extra_state"))
+        for key, value in state["state_dict"].items()
+    )
+    if not weights or not isinstance(state.get("epoch", -1), int):
+        raise UserError(f"{str(checkpoint)!r} is no Lightning checkpoint, or a damaged one")
     return state
 
 
