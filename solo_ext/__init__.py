@@ -13,12 +13,12 @@ __all__ = ["__version__", "load_exported", "register"]
 try:
     __version__ = version("solo-ext")
 except PackageNotFoundError:
-    # A checkout on the path that was never installed.
+    # solo_ext runs from a checkout on the path that was never installed.
     __version__ = "0.0"
 
 
 def load_exported(path: str | Path) -> Exported:
-    """Loads what ``solo-ext export`` wrote.
+    """Loads a model that ``solo-ext export`` wrote.
 
     See :func:`solo_ext.pretrained.exported.load_exported`.
     """
@@ -28,9 +28,9 @@ def load_exported(path: str | Path) -> Exported:
 
 
 def register() -> None:
-    """Adds the methods and losses of this plugin, and of others', to solo-learn.
+    """Adds the methods and losses of this plugin and of third parties to solo-learn.
 
-    Idempotent; see :func:`solo_ext.plugin.register`.
+    Repeated calls change nothing; see :func:`solo_ext.plugin.register`.
     """
     from solo_ext.plugin import register as fill
 

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unavailable:
-    """Stands for a method or loss that could not be imported; using it raises ``message``.
+    """Placeholder for a method or loss that could not be imported; calling it raises ``message``.
 
     >>> Unavailable("method 'pcl' cannot be imported: no module named 'timm'")()
     Traceback (most recent call last):
@@ -33,12 +33,13 @@ class Unavailable:
 
 
 def register() -> None:
-    """Fills ``solo.methods.METHODS`` and ``solo.losses``; loads third parties' entry points.
+    """Adds our and other packages' methods and losses to solo-learn's ``METHODS`` and ``losses``.
 
-    Idempotent. Entry points of the groups ``solo_ext.methods`` and ``solo_ext.losses`` name a
-    class or a function; configs select it by the entry point's name. If solo-learn has a method of
-    that name, its own stays, and the other is ``<origin>/<name>``, as ``solo_ext/pcl``. What cannot
-    be loaded gives one warning, and an error when it is selected.
+    Repeated calls change nothing. Each entry point of the groups ``solo_ext.methods`` and
+    ``solo_ext.losses`` names a class or a function, which configs select by the entry point's name.
+    If solo-learn has a method of the same name, solo-learn's is kept and the other one is called
+    ``<origin>/<name>``, such as ``solo_ext/pcl``. A method or loss that cannot be loaded causes one
+    warning, and an error when it is selected.
 
     Raises:
         UserError: solo-learn is missing or cannot be imported.
@@ -70,7 +71,7 @@ def register() -> None:
 
 
 def _put(table: dict[str, Any], entry: Entry[Any], what: str, otherwise: str) -> bool:
-    """Adds an entry if its name is free, and logs if it is not."""
+    """Adds an entry, or warns if its name is taken; returns whether the table has the entry."""
     own = table.setdefault(entry.name, entry.target) is entry.target
     if not own:
         _tell(f"solo-learn has a {what} of its own, which stays; {entry.origin}'s is {otherwise}")
@@ -78,7 +79,7 @@ def _put(table: dict[str, Any], entry: Entry[Any], what: str, otherwise: str) ->
 
 
 def load_entry_points(group: str, registry: Registry[Any]) -> None:
-    """Adds to a table what other distributions declare; warns of what cannot be loaded.
+    """Adds other distributions' entry points to a registry; warns of those that cannot be loaded.
 
     >>> losses = Registry[Any]("loss")
     >>> load_entry_points("a.group.of.nobody", losses)
@@ -108,5 +109,5 @@ def _unavailable(registry: Registry[Any], name: str, problem: str, origin: str) 
 
 @functools.cache
 def _tell(problem: str) -> None:
-    """Warns once per process: every command and every test calls ``register``."""
+    """Warns once per process, because every command and every test calls ``register``."""
     logger.warning(problem)

@@ -1,15 +1,15 @@
-"""Euclidean k-means, and the E-step on it.
+"""Euclidean k-means, and PCL's E-step.
 
-On torch, with flash-kmeans' search for nearest means on CUDA or one in groups of means, or in one
-process on faiss.
+k-means runs on torch, where the search for the nearest means can be flash-kmeans' (on CUDA) or one
+in groups of means; or on faiss, in one process.
 
 Read in this order: :mod:`~solo_ext.clustering.e_step` is PCL's E-step, with the concentration of
-clusters; :mod:`~solo_ext.clustering.k_means` has starts and the final assignment;
-:mod:`~solo_ext.clustering.lloyd` Lloyd's iterations with the search for the nearest means, and
-:mod:`~solo_ext.clustering.hierarchical` a shorter one for thousands of means;
-:mod:`~solo_ext.clustering.relocation` is what a warm start does between iterations;
-:mod:`~solo_ext.clustering.rows` spreads rows over ranks and sums them without rounding;
-:mod:`~solo_ext.clustering.backends` calls other implementations.
+clusters; :mod:`~solo_ext.clustering.k_means` has initial means and the final assignment;
+:mod:`~solo_ext.clustering.lloyd` has Lloyd's iterations with the search for the nearest means, and
+:mod:`~solo_ext.clustering.hierarchical` a faster search for thousands of means;
+:mod:`~solo_ext.clustering.relocation` moves means out of local optima between iterations;
+:mod:`~solo_ext.clustering.rows` reads rows that are spread over ranks and sums them without
+rounding; :mod:`~solo_ext.clustering.backends` calls other implementations.
 """
 
 from solo_ext.clustering.backends import resolve_backend

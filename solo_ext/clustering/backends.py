@@ -1,4 +1,4 @@
-"""Which k-means runs, and what it takes from faiss and flash-kmeans."""
+"""The choice of a k-means backend, and the calls of faiss and flash-kmeans."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from solo_ext.clustering.rows import blocks
 from solo_ext.core.errors import ConfigError, nearest
 
-# Need no further package.
+# Backends that need no further package.
 _OURS = ("torch", "hierarchical")
-# Package to import, and how to install it.
+# The package that a backend imports, and how to install it.
 _NEEDS = {
     "faiss": ("faiss", 'pip install "solo-ext[faiss]" (or "solo-ext[faiss-gpu]" for CUDA)'),
     "flash": ("flash_kmeans", 'pip install "solo-ext[flash-kmeans]"'),
@@ -25,17 +25,17 @@ def resolve_backend(
 ) -> str:
     """Name of the k-means backend that will run: "torch", "hierarchical", "faiss" or "flash".
 
-    "auto" is "torch" on a CPU, where the row `e-step` of `benchmarks/speed` finds it the fastest
-    and it needs no further package; on CUDA "flash" if flash-kmeans is installed, else "torch",
-    as under ``torch.use_deterministic_algorithms``. "flash" is "torch" with the search for the
-    nearest mean by flash-kmeans' kernel, "hierarchical" with a search among the means of near
-    groups of means alone. faiss does not share the work of several ranks.
+    "auto" is "torch" on a CPU, where it is the fastest (row `e-step` of `benchmarks/speed`). On
+    CUDA it is "flash" if flash-kmeans is installed and ``torch.use_deterministic_algorithms`` is
+    off, else "torch". "flash" is "torch" with flash-kmeans' kernel for the nearest mean;
+    "hierarchical" is "torch" with a search that is limited to near groups of means. "faiss" cannot
+    split the work between ranks.
 
     Args:
         name: "auto", "torch", "hierarchical", "faiss" or "flash".
-        device: that computes.
+        device: the device that computes.
         sharded: whether the rows are spread over several ranks.
-        key: of the config, for messages.
+        key: key of the config, for error messages.
 
     Raises:
         ConfigError: an unknown name, a package that is not installed, "flash" without CUDA, or
@@ -72,12 +72,12 @@ def _installed(name: str) -> bool:
 def by_faiss(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor, int]:
     """Means and steps done by ``faiss.Kmeans`` on all rows, in fp32, without subsampling.
 
-    A faiss with GPU support clusters on CUDA where the means are there.
+    It runs on CUDA if the means are there and faiss was built with GPU support.
 
     Source:
         Douze et al., The Faiss library, arXiv 2401.08281.
     """
-    # Import faiss here, after torch: imported before it, faiss hangs in forked data workers.
+    # Import faiss here, after torch: if imported before torch, it hangs in forked data workers.
     import faiss
 
     n, width = features.shape
@@ -98,8 +98,8 @@ def by_faiss(features: Tensor, means: Tensor, iterations: int) -> tuple[Tensor, 
 def nearest_by_flash(features: Tensor, means: Tensor) -> Tensor:
     """Index (n,) of every row's nearest mean (K, D) by flash-kmeans' Triton kernel, in TF32.
 
-    It never writes the (n, K) distances. It is compiled anew for every K and number of rows of a
-    block.
+    The kernel never stores the (n, K) distances. It is compiled again for every K and every number
+    of rows in a block.
 
     Source:
         Flash-KMeans, arXiv 2603.09229.
@@ -113,9 +113,9 @@ def nearest_by_flash(features: Tensor, means: Tensor) -> Tensor:
 def _by_kernel(features: Tensor, means: Tensor) -> Tensor:
     from flash_kmeans.assign_euclid_triton import euclid_assign_triton
 
-    # |x - m|^2 = |x|^2 + 2 x.c + |m|^2 - 2 x.(m - c): with a centre c amid the means, the error of
-    # the product is in proportion to their spread. Terms of x alone decide nothing, but the kernel
-    # clips distances below 0: |x| |c| in place of x.c keeps them above.
+    # |x - m|^2 = |x|^2 + 2 x.c + |m|^2 - 2 x.(m - c): if c is the centre of the means, the error of
+    # the product is proportional to their spread. Terms of x alone do not change which mean is
+    # nearest, but the kernel clips distances at 0: |x| |c| in place of x.c keeps them positive.
     centre = means.mean(0)
     length = torch.linalg.vector_norm(features, dim=1)
     of_rows = length * (length + 2 * torch.linalg.vector_norm(centre))

@@ -18,7 +18,7 @@ class Granularity(NamedTuple):
     """The clustering of a whole data set into K clusters.
 
     Attributes:
-        means: (K, D) means from k-means; normalised they are the prototypes.
+        means: (K, D) means from k-means; the prototypes are the normalised means.
         concentration: (K,), whose mean is the temperature.
         assignments: (n_local,) cluster of every sample of this rank, int32.
         objective: mean squared distance of the samples to their means.
@@ -50,18 +50,18 @@ def e_step(
 ) -> list[Granularity]:
     """Clusters a data set at several granularities and measures each cluster's concentration.
 
-    Euclidean k-means on unit features; concentrations from the distances to the unnormalised means
-    (Algorithm 1).
+    The features are unit rows, k-means is Euclidean, and the concentrations use the distances to
+    the unnormalised means (Algorithm 1).
 
     Args:
         features: (n_local, D) unit features of the samples of this rank.
-        sample_ids: (n_local,) their indices; over all ranks each of 0 to their number - 1
-            exactly once.
+        sample_ids: (n_local,) indices of these samples; all ranks together hold each index from 0
+            to the number of samples - 1 exactly once.
         num_prototypes: K of each granularity.
         temperature: mean of the concentrations.
         alpha: smooths the concentrations of small clusters.
-        device: that computes, if the features are on another one or in a file.
-        **kmeans_options: as :func:`multi_granularity_kmeans` takes them, such as ``init``.
+        device: the device that computes, if the features are on another one or in a file.
+        **kmeans_options: options of :func:`multi_granularity_kmeans`, such as ``init``.
 
     Raises:
         ValueError: features are not finite, or there are fewer samples than prototypes.
@@ -96,10 +96,10 @@ def cluster_concentration(
 
     ``raw_c = (sum_{i in c} d_i / n_c) / ln(n_c + alpha)`` (Eq. 12) for clusters of two rows or
     more; the others get the largest raw value. All values are clipped to their 10th and 90th
-    percentile (linear interpolation) and multiplied by ``temperature / mean``. No value is below
-    temperature / 100: a cluster of copies of one image would have 0, and the loss divides by it.
-    Where this floor acts, the mean is up to 1 % above the temperature. If nothing has a spread
-    (only clusters of one row, or a clipped mean of 0), every value is the temperature.
+    percentile (linear interpolation) and multiplied by ``temperature / mean``. The loss divides by
+    the values, and a cluster of copies of one image would have 0: the floor is temperature / 100.
+    Due to the floor, the mean can be up to 1 % above the temperature. If no cluster has a spread
+    (all have one row, or the clipped mean is 0), every value is the temperature.
 
     Args:
         distances: (n,) Euclidean distances of the rows to their means, >= 0; not squared.
@@ -112,7 +112,7 @@ def cluster_concentration(
         (K,) in the dtype of ``distances``, computed in fp64.
 
     Raises:
-        ValueError: shapes or a setting are not as described.
+        ValueError: shapes do not fit, or a setting is out of range.
 
     Example:
         >>> tight, loose = torch.full((50,), 0.1), torch.full((50,), 0.3)
@@ -141,7 +141,7 @@ def cluster_concentration(
 
 
 def _concentration(sums: Tensor, sizes: Tensor, temperature: float, alpha: float) -> Tensor:
-    """phi (K,) in fp64, from sums (K,) of distances in fp64 and numbers (K,) of rows."""
+    """phi (K,) in fp64, from each cluster's sum of distances (K,), fp64, and its size (K,)."""
     several = sizes >= 2
     raw = sums / sizes.clamp_min(1) / (sizes.clamp_min(2).double() + alpha).log()
     raw = raw.masked_fill(~several, 0.0)

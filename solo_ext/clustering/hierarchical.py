@@ -11,32 +11,32 @@ from torch import Tensor
 from solo_ext.clustering.lloyd import assign, lloyd, scores, search
 from solo_ext.clustering.rows import Rows, blocks
 
-# Of N x K scores a step computes about _NEAREST / sqrt(K). One group would leave borders between
-# groups where they are.
+# Number of groups that are searched for each row: a step then computes a share of about
+# _NEAREST / sqrt(K) of all N x K scores. With one group, rows could not cross a border of groups.
 _NEAREST = 2
-# Groups need not be exact: a row near to a border is compared on both sides.
+# Steps of k-means on the means. Groups need not be exact: rows near a border search both sides.
 _GROUP_STEPS = 10
 
 
 class NearestInGroups:
-    """Near means of rows for the steps of Lloyd's algorithm, among some ``2 sqrt(K)`` of K.
+    """Approximate nearest means for Lloyd's algorithm: searches about ``2 sqrt(K)`` of K means.
 
-    The first call clusters the K means themselves into ``round(sqrt(K))`` groups, and notes the two
-    groups whose centres are nearest to each row; these stay. Every call puts the means into groups
-    anew and compares each row with all means of its two groups. A step takes about
-    ``2 N sqrt(K)`` scores in place of ``N K``, and some 50 bytes of memory per row. The mean that
-    is found is mostly, not always, the nearest one: :func:`solo_ext.clustering.kmeans` assigns rows
-    to the nearest of all means at the end.
+    The first call clusters the K means themselves into ``round(sqrt(K))`` groups, and stores for
+    each row the two groups with the nearest centres; centres and groups of rows do not change
+    later. Every call assigns the means to the groups again and compares each row with all means of
+    its two groups. A step takes about ``2 N sqrt(K)`` scores in place of ``N K``, and some 50 bytes
+    of memory per row. The mean that is found is mostly, not always, the nearest one; at the end
+    :func:`solo_ext.clustering.kmeans` assigns rows to the nearest of all means.
 
-    Scores of a row do not depend on the other rows, so means are the same to the last bit however
-    rows are spread over ranks, as with the torch backend.
+    Scores of a row do not depend on the other rows, so means are the same to the last bit for any
+    spread of the rows over ranks, as with the torch backend.
 
     Args:
-        rows: to be clustered.
+        rows: the rows to cluster.
 
     Source:
-        Clusters of clusters' means as in Vo et al., arXiv 2405.15613. Theirs level the frequencies
-        of concepts in a data set; here they only shorten the search.
+        Clusters of the means of clusters, as in Vo et al., arXiv 2405.15613. There they balance the
+        concepts in a data set; here they only make the search faster.
 
     Example:
         >>> from solo_ext.clustering.rows import rows_of
@@ -70,20 +70,21 @@ class NearestInGroups:
                 nearer = (score > held) | ((score == held) & (mean < old))
                 near[own] = torch.where(nearer, score, held)
                 nearest[own] = torch.where(nearer, mean, old)
-        # Both groups of a row may have lost their means to refills and relocations.
+        # Refills and relocations may have moved all means out of both groups of a row: search all
+        # means for such rows.
         missed = best.isneginf().nonzero()[:, 0]
         found[missed] = search(features, means, centre, missed)[1]
         return found
 
     def _grouped(self, means: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-        """Centres (G, D) of the groups; of each block the rows that have each among their nearest.
+        """Centres (G, D) of the groups; and, for each block of rows, the members of each group.
 
-        Rows by their places in the block.
+        A row is a member of its ``_NEAREST`` nearest groups; members are indices in the block.
         """
         count = round(math.sqrt(len(means)))
         ids = torch.arange(len(means), device=means.device)
         largest = float(means.abs().amax())
-        # Every rank has all means: this takes no exchange.
+        # Every rank has all means, so no communication is needed.
         level = replace(
             self._rows, features=means, ids=ids, total=len(means), largest=largest, shared=False
         )

@@ -1,4 +1,4 @@
-"""k-means at one or several granularities: starts, backends and the final assignment."""
+"""k-means at one or several granularities: initial means, backends and the final assignment."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from solo_ext.core.precision import Precision, matmul_precision
 
 
 class Clustering(NamedTuple):
-    """Clusters of rows.
+    """Result of one k-means clustering.
 
     Attributes:
         means: (K, D) means of the clusters, not normalised; the same on every rank.
         assignments: (n,) int64 in [0, K), nearest mean of each row of this rank.
         distances: (n,) Euclidean distance of each row of this rank to that mean.
         objective: mean squared distance over the rows of all ranks.
-        iterations: steps done; fewer than asked for if it converged.
+        iterations: steps done; fewer than requested if k-means converged.
         backend: name of the backend that ran.
-        sizes: (K,) rows of all ranks in each cluster.
-        distance_sums: (K,) fp64, sums of their distances.
+        sizes: (K,) number of rows of all ranks in each cluster.
+        distance_sums: (K,) fp64, sums of the distances in each cluster over all ranks.
 
     Example:
         >>> kmeans(torch.eye(4), 4).assignments.sort().values
@@ -53,8 +53,8 @@ def kmeans(
     Args:
         features: (n, D), as :func:`multi_granularity_kmeans` takes them.
         num_clusters: K, from 1 to the number of rows of all ranks.
-        init: (K, D) first means, for example of the last epoch; rank 0's are used.
-        **options: those of :func:`multi_granularity_kmeans`, whose errors they raise.
+        init: (K, D) initial means, for example of the last epoch; those of rank 0 are used.
+        **options: options of :func:`multi_granularity_kmeans`, which also raises its errors.
 
     Example:
         >>> found = kmeans(torch.tensor([[0.0], [0.2], [5.0], [5.2]]), 2)
@@ -88,50 +88,51 @@ def multi_granularity_kmeans(
 ) -> list[Clustering]:
     """Clusters the same rows by Lloyd's algorithm, independently for several numbers of clusters.
 
-    Looks for means that make ``(1 / N) sum_i min_k |x_i - m_k|^2`` small. A cold start draws K
-    distinct rows by ``seed`` on the CPU, the same on every device, rank and backend; the global
-    generators are neither read nor changed. A warm start takes ``init``: from the means of the last
-    epoch, 5 iterations do the work of several restarts, because all backends but faiss then also
-    relocate: after every step they merge clusters that cost little to merge and split others that
-    gain more. With the torch and hierarchical backends the means do not depend on how rows are
-    spread over ranks. Besides the features it takes a bounded tile of scores, never an N x K
-    matrix.
+    It minimises ``(1 / N) sum_i min_k |x_i - m_k|^2`` locally. A cold start draws K distinct rows
+    by ``seed`` on the CPU, the same on every device, rank and backend; the global generators are
+    neither read nor changed. A warm start uses ``init``. After every step of a warm start, all
+    backends but faiss also relocate: they merge clusters that cost little to merge and split others
+    that gain more. From the means of the last epoch, 5 such iterations do the work of several
+    restarts. With the torch and hierarchical backends, the means do not depend on how rows are
+    spread over ranks. Scores are computed in tiles of bounded size, never as an N x K matrix.
 
-    With ``sample`` k-means runs on that many rows only, drawn without replacement and the same on
-    any number of ranks; then all rows are assigned to its means, block by block.
+    With ``sample``, k-means runs on that many rows only, drawn without replacement and the same on
+    any number of ranks; then all rows are assigned to the resulting means, block by block.
 
     Args:
         features: (n, D), floating and finite; with ``sharded`` the rows of this rank, n >= 0.
-            Half precision is read as it is and converted to fp32 part by part. They may be larger
-            than the memory: mapped from a file, as ``torch.from_file`` and ``numpy.memmap`` do.
+            Half precision is converted to fp32 part by part. Features that are mapped from a file,
+            as by ``torch.from_file`` and ``numpy.memmap``, may be larger than the memory.
         num_clusters: K of each clustering, from 1 to the number of rows of all ranks; equal ones
             are allowed.
-        init: (K, D) first means of each, for example of the last epoch; rank 0's are used.
-        iterations: most steps of Lloyd's algorithm, >= 1.
+        init: (K, D) initial means of each clustering, for example of the last epoch; those of
+            rank 0 are used.
+        iterations: largest number of steps of Lloyd's algorithm, >= 1.
         restarts: number of cold starts, >= 1; the one with the lowest objective is kept.
-        seed: of the first clustering's cold starts; the others use ``seed`` + their position.
+        seed: of the cold starts of the first clustering; clustering i uses ``seed`` + i.
         backend: "auto", "torch", "hierarchical", "faiss" or "flash", see
             :func:`solo_ext.clustering.resolve_backend`.
-        sharded: whether every rank holds a share of the rows. All ranks must call.
-        row_ids: (n,) numbers of the rows among all: 0 to N - 1, each on one rank. By default rank
-            by rank, in order. With them a cold start does not depend on how rows are spread.
+        sharded: whether every rank holds a share of the rows; all ranks must then call this.
+        row_ids: (n,) indices of the rows among all rows: 0 to N - 1, each on one rank; by default
+            in the order of ranks. With them, a cold start does not depend on the spread of rows.
         precision: of the torch backend's products during the steps, as in
             ``torch.set_float32_matmul_precision``; the final assignment is always "highest".
-            "medium" suits features whose spread is not small beside their norm.
+            "medium" suits features whose spread is not small compared with their norm.
         relocate: whether all backends but faiss relocate; by default hierarchical always does, the
             others in warm starts only.
-        sample: number of rows that k-means runs on, >= K; by default, or if there are no more, all.
-        sample_seed: seed of their draw.
-        device: that computes and holds everything but the features, which it reads block by block;
-            by default theirs.
+        sample: number of rows that k-means runs on, >= K; all rows by default and if there are no
+            more than this.
+        sample_seed: seed of the draw of these rows.
+        device: the device that computes and holds everything but the features, which are read block
+            by block; by default that of the features.
 
     Returns:
-        One clustering for each number, in the order of the list. Means and distances are fp64 for
-        fp64 features, else fp32.
+        One clustering for each of ``num_clusters``, in their order. Means and distances are fp64
+        for fp64 features, else fp32.
 
     Raises:
         ValueError: features, K, init or an option are not as described.
-        ConfigError: a backend that is unknown or cannot run.
+        ConfigError: the backend is unknown or cannot run.
         RankError: with ``sharded``, another rank failed.
 
     Example:
@@ -161,9 +162,9 @@ def multi_granularity_kmeans(
         if backend != "torch":
             backend = resolve_backend(backend, device, sharded=rows.shared)
         if relocate is None:
-            # Searching groups, Lloyd's steps alone end in worse optima, also in cold starts.
+            # With the search in groups, Lloyd's steps alone end in worse optima, even if cold.
             relocate = init is not None or backend == "hierarchical"
-        # Compare several starts on the rows that k-means saw.
+        # Restarts are compared on the rows that k-means ran on, without a pass over all rows.
         compared = rows if restarts == 1 else seen
         clusterings = []
         for position, size in enumerate(num_clusters):
@@ -206,7 +207,7 @@ def _moved(
     relocate: bool,
     backend: str,
 ) -> tuple[Tensor, int]:
-    """The means (K, D) after a backend's iterations, and the number of steps done."""
+    """Runs the iterations of a backend; returns the means (K, D) and the number of steps done."""
     if backend == "faiss":
         return by_faiss(rows.features.contiguous(), means, iterations)
     nearest: Callable[[Tensor], Tensor] | None = None
@@ -218,7 +219,7 @@ def _moved(
 
 
 def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
-    """Every row's nearest mean, and sums that do not depend on how rows are spread over ranks."""
+    """Assigns every row to its nearest mean; sums do not depend on the spread over ranks."""
     with matmul_precision("highest"), torch.autocast(means.device.type, enabled=False):
         assignments = assign(rows.features, means)
         distances = distances_to(rows.features, means, assignments)
@@ -232,7 +233,7 @@ def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
 
 
 def _on_grid(rows: Rows, values: Tensor) -> tuple[Tensor, float]:
-    """Values (n,) of this rank's rows, whose sums are exact, and the scale that they got."""
+    """Rounds values (n,) of this rank's rows to a grid with exact sums; also returns its scale."""
     largest = rows.max(values.amax() if len(values) else values.new_zeros(()))
     scale = exact_scale(float(largest), rows.total)
     return on_grid(values, scale), scale

@@ -16,12 +16,12 @@ from solo_ext.core.precision import Precision, matmul_precision
 _PERTURBATION = 1 / 1024
 # If more than this share of the means moved, searching all of them is no slower.
 _MOST_MOVED = 0.5
-# Rows of a tile on a CPU where only some are wanted: a third faster than 4096 for 45 means.
+# Most rows of a tile on a CPU if only some rows are searched; a third faster than 4096 at K = 45.
 _MOST_WANTED = 1024
-# Rows whose numbers are updated at a time: of all rows they would take most of the memory.
+# Rows that :class:`Nearest` updates at a time: indices of all rows would take most of the memory.
 _AT_ONCE = 2**20
-# Scores whose maximum is taken first, without its place: on a CPU that is several times faster than
-# a maximum with its place.
+# Scores per group in a maximum by groups: on a CPU, the maximum of each group without its index is
+# several times faster than a maximum with its index.
 _GROUP = 32
 
 
@@ -38,14 +38,14 @@ def lloyd(
     A step assigns every row to its nearest mean and takes the mean of each cluster, in sums without
     rounding (:func:`solo_ext.clustering.rows.exact_scale`): the result has the same bits for any
     order of the rows and any spread over ranks, except for rows so near to two means that the
-    product cannot tell them apart. An empty cluster splits one of the largest: the two means become
-    ``m (1 + e)`` and ``m (1 - e)``, e = 1/1024 in even coordinates and -1/1024 in odd ones; no two
-    empty clusters split the same one, and it must have two rows or more.
+    product cannot tell them apart. For each empty cluster, one of the largest clusters is split:
+    the two means become ``m (1 + e)`` and ``m (1 - e)``, e = 1/1024 in even coordinates and -1/1024
+    in odd ones. A cluster is split only once in a step, and only if it has at least two rows.
 
     With ``relocate`` every step ends with :class:`solo_ext.clustering.relocation.Relocation`, which
     also acts when the steps alone have converged, and handles empty clusters first. ``nearest``
-    gives the mean (n,) that each row is assigned to, from the means (K, D); by default
-    :class:`Nearest`.
+    maps the means (K, D) to the index (n,) of the mean that each row is assigned to; by default it
+    is :class:`Nearest`.
 
     Returns:
         The means (K, D) and the number of steps done.
@@ -71,7 +71,7 @@ def lloyd(
             moved = _follow(rows, scale, old, assignments, all_sums, all_sizes)
             sums, sizes = all_sums, all_sizes
             if relocation is not None:
-                # A relocation moves means, and rows follow in the next step: `all_sums` stays.
+                # Rows follow a relocated mean only in the next step, so `all_sums` stays as it is.
                 sums, sizes = relocation(assignments, sums, sizes)
             if not moved and sums is all_sums:
                 break
@@ -87,7 +87,7 @@ def lloyd(
 def _follow(
     rows: Rows, scale: float, old: Tensor | None, new: Tensor, sums: Tensor, sizes: Tensor
 ) -> int:
-    """Updates sums and sizes by the rows that changed their cluster; returns how many did."""
+    """Updates sums and sizes by the rows that changed their cluster; returns their number."""
     change, count = torch.zeros_like(sums), torch.zeros_like(sizes)
     moved = (new != (-1 if old is None else old)).nonzero()[:, 0]
     for part in torch.split(moved, tile_rows(sums.shape[1], rows.device)):
@@ -111,7 +111,7 @@ def _refilled(means: Tensor, sizes: Tensor) -> Tensor:
         return means
     donors = sizes.argsort(descending=True, stable=True)[: len(empty)]
     donors = donors[sizes[donors] >= 2]
-    # Empty clusters without a donor wait for a later step, when the halves have grown.
+    # Empty clusters without a donor stay empty until a later step, when the halves have grown.
     empty = empty[: len(donors)]
     step = torch.full((means.shape[1],), _PERTURBATION, dtype=means.dtype, device=means.device)
     step[1::2] *= -1
@@ -122,10 +122,10 @@ def _refilled(means: Tensor, sizes: Tensor) -> Tensor:
 
 
 class Nearest:
-    """Keeps the index (n,) of every row's nearest mean up to date; of equally near ones the first.
+    """Keeps the index (n,) of every row's nearest mean up to date; of ties, the first.
 
-    A row whose mean stands still is compared only with the means that moved: the others were
-    farther away and still are.
+    A row whose nearest mean did not move is compared only with the means that moved: the other
+    means were farther away and still are.
 
     Example:
         >>> nearest = Nearest(torch.tensor([[0.1], [0.9]]))
@@ -163,7 +163,7 @@ class Nearest:
 
 
 def assign(features: Tensor, means: Tensor) -> Tensor:
-    """Index (n,) of the mean (K, D) that is nearest to every row (n, D); of equal ones the first.
+    """Index (n,) of the mean (K, D) that is nearest to every row (n, D); of ties, the first.
 
     Example:
         >>> assign(torch.tensor([[0.1], [0.9]]), torch.tensor([[0.0], [1.0]]))
@@ -175,10 +175,10 @@ def assign(features: Tensor, means: Tensor) -> Tensor:
 def search(
     features: Tensor, means: Tensor, centre: Tensor, wanted: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Largest of the :func:`scores` of every row, and the mean that has it, which is the nearest.
+    """Finds every row's largest :func:`scores`, which is that of its nearest mean.
 
     Returns:
-        The scores (m,) and the means (m,), int64; among equal scores the first.
+        The scores (m,), and the indices (m,) of their means, int64; of ties, the first.
 
     Example:
         >>> means = torch.tensor([[0.0], [1.0]])
@@ -197,21 +197,21 @@ def search(
 def scores(
     features: Tensor, means: Tensor, centre: Tensor, wanted: Tensor | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Scores of every row with every mean, the larger the nearer, in tiles that are overwritten.
+    """Scores of every row with every mean, larger for nearer means, in tiles.
 
     ``x . (m_k - c) - |m_k - c|^2 / 2 - c . (m_k - c)`` is largest at ``argmin_k |x - m_k|^2`` for
-    any centre c. With a centre amid the means, rounding errors of the product are in proportion to
-    the spread of the means and not to their distance from the origin.
+    any centre c. If c is near the means, rounding errors of the product are proportional to the
+    spread of the means, not to their distance from the origin.
 
     Args:
         features: (n, D), floating, on any device.
         means: (K, D), fp32 or fp64; the dtype of the products, which their device computes.
         centre: (D,) fp64. Only scores with the same centre can be compared.
-        wanted: (m,) int64 numbers of the rows to search; by default all.
+        wanted: (m,) int64 indices of the rows to search; by default all n rows.
 
     Yields:
-        Part of the m rows, and their scores; behind those of the K means may stand some of
-        -infinity.
+        A slice of the m rows, and their scores: K columns, then perhaps padding by -infinity. The
+        next tile overwrites them.
 
     Example:
         >>> means = torch.tensor([[0.0], [1.0]])
@@ -230,11 +230,11 @@ def scores(
         bias = F.pad(bias, (0, fill), value=-torch.inf)
     rows = tile_rows(len(weight), means.device)
     if wanted is not None and on_cpu:
-        # Lists of rows are often short: less of the last tile is padding.
+        # Lists of rows are often short: in smaller tiles, less of the last one is padding.
         rows = min(rows, _MOST_WANTED)
     tile_scores = means.new_empty(rows, len(weight))
-    # The library may sum in another order for another number of rows. Pad all tiles to the same
-    # number, so that a row's nearest mean does not depend on the rows beside it.
+    # BLAS may sum in another order for another number of rows. Pad all tiles to the same number, so
+    # that a row's nearest mean does not depend on the other rows of its tile.
     padded = means.new_zeros(rows, features.shape[1])
     for start in range(0, n, rows):
         part = slice(start, start + rows)

@@ -1,4 +1,4 @@
-"""Moves means from pairs of clusters that can share one to clusters that need two."""
+"""Moves means out of local optima: merges two clusters that are close and splits a wide one."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from solo_ext.core.distributed import rank, world_size
 _CANDIDATES = 96
 # The gain must exceed the cost by this share, so that rounding alone moves nothing.
 _MARGIN = 1e-6
-# 2-means steps per split: two find nearly what many find.
+# Steps of 2-means per split: more than two hardly improve it.
 _STEPS = 2
 
 
 class Relocation:
-    """Relocates prototypes between the steps of Lloyd's algorithm.
+    """Relocates means between the steps of Lloyd's algorithm.
 
-    Lloyd's steps leave every prototype in its neighbourhood. A relocation merges two clusters that
-    are cheap to merge (:func:`merge_costs`) and gives the freed prototype to one half of a third
-    cluster whose split gains more (:func:`halves`); an empty cluster's prototype is free already.
-    Gain and cost are changes of the sum of squares, which falls by their difference.
+    Lloyd's steps only move a mean within its neighbourhood. A relocation merges two clusters that
+    are cheap to merge (:func:`merge_costs`) and gives the freed mean to one half of a third cluster
+    whose split gains more (:func:`halves`); the mean of an empty cluster is free already. Costs and
+    gains are increases and decreases of the sum of squared distances.
 
     Args:
-        rows: the rows.
+        rows: the rows to cluster.
         num_clusters: K.
         scale: of the grid of the sums, see :func:`solo_ext.clustering.rows.exact_scale`.
 
@@ -52,8 +52,7 @@ class Relocation:
         self._square_scale = exact_scale(rows.largest * rows.largest * width, rows.total)
         parts = tiles(rows.features, rows.device)
         self._squares = torch.cat([self._squared(part) for part in parts])
-        # Gain that the last trial split found; infinite for clusters that were never tried or have
-        # changed since.
+        # Gain of a cluster's last trial split; infinite if it was never tried or has changed since.
         self._tried = torch.full((num_clusters,), torch.inf, dtype=torch.float64)
         self._tried = self._tried.to(rows.device)
 
@@ -84,7 +83,7 @@ class Relocation:
         if not len(taker):
             return sums, sizes
         sums, sizes, giver = sums.clone(), sizes.clone(), chosen[taker]
-        # An empty cluster is its own partner and adds nothing here.
+        # An empty cluster is its own partner, and adds 0 here.
         sums[joined] += sums[freed]
         sizes[joined] += sizes[freed]
         sums[freed], sizes[freed] = split.sums[taker], split.sizes[taker]
@@ -108,7 +107,10 @@ class Relocation:
 
 
 def _matched(chosen: Tensor, gains: Tensor, freed: Tensor, costs: Tensor, joined: Tensor) -> Tensor:
-    """Pairs best gains with cheapest removals: (M, 3) place in ``chosen``, freed, joined; or -1."""
+    """Pairs the best gains with the cheapest removals.
+
+    Returns (M, 3): index in ``chosen``, cluster to free, cluster to join it to; -1 in unused rows.
+    """
     plan = torch.full((len(chosen), 3), -1, dtype=torch.int64)
     used: set[int] = set()
     clusters, gained = chosen.tolist(), gains.tolist()
@@ -131,7 +133,7 @@ def _matched(chosen: Tensor, gains: Tensor, freed: Tensor, costs: Tensor, joined
 class Halves(NamedTuple):
     """One half of each split cluster: sums (M, D) on the grid and sizes (M,) of its rows.
 
-    ``gains`` (M,) is the decrease of the sum of squares if each half has its own mean.
+    ``gains`` (M,) is the decrease of the sum of squared distances if each half has its own mean.
     """
 
     sums: Tensor
@@ -150,18 +152,18 @@ def halves(
 ) -> Halves:
     """Splits clusters by 2-means of their own rows.
 
-    The first halves are drawn by the rows' numbers, so that the difference of their means points
-    along the cluster's widest directions. Each row is then compared with both halves of its
+    The first halves are drawn at random from the rows' ids, so that the difference of their means
+    points along the cluster's widest directions. Each row is then compared with both halves of its
     cluster. Sums are exact, so the result does not depend on how rows are spread over ranks.
 
     Args:
-        rows: the rows.
+        rows: the rows to cluster.
         assignments: (n,) cluster of every row.
         chosen: (M,) int64 clusters to split, each once.
         sums: (K, D) fp64 sums of the clusters, on the grid.
         sizes: (K,) int64.
         scale: of the grid.
-        draw: number of the draw; another number starts from other halves.
+        draw: seed of the draw of the first halves.
 
     Example:
         >>> from solo_ext.clustering.rows import rows_of
@@ -202,22 +204,22 @@ def halves(
 
 
 def _drawn(ids: Tensor, draw: int) -> Tensor:
-    # Draw by a hash and not by parity: rows may be numbered with classes in turn.
+    # Draw by a hash of the ids, not by their parity: classes may alternate from row to row.
     mixed = (ids + 1) * (0x9E3779B1 + 2 * draw * 0x85EBCA6B) & 0xFFFFFFFF
     mixed = (mixed ^ mixed >> 15) * 0x2C1B3C6D & 0xFFFFFFFF
     return (mixed >> 16) & 1 > 0
 
 
 def merge_costs(means: Tensor, sizes: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Rise of the sum of squares if a cluster is merged with its cheapest partner.
+    """Increase of the sum of squared distances if a cluster is merged with its cheapest partner.
 
     ``min_j n_i n_j / (n_i + n_j) |m_i - m_j|^2``. fp32 products find the partner; its cost is
-    computed in fp64. The K x K costs are computed in tiles, which the ranks take in turn.
+    computed in fp64. The K x K costs are computed in tiles, which are divided between the ranks.
 
     Args:
-        means: (K, D) fp64, the same on all ranks, which share the work.
-        sizes: (K,) int64 numbers of rows; that of an empty cluster is 0.
-        rows: the rows.
+        means: (K, D) fp64, the same on all ranks.
+        sizes: (K,) int64 numbers of rows; 0 for an empty cluster.
+        rows: the rows to cluster.
 
     Returns:
         The costs (K,), fp64, and the partners (K,), int64. An empty cluster costs 0 and is its own

@@ -1,4 +1,4 @@
-"""The rows to be clustered, spread over ranks, and sums over them without rounding."""
+"""The rows to cluster, which may be spread over ranks, and sums over them without rounding."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from solo_ext.core.distributed import gather, rank, rank_barrier, world_size
 from solo_ext.core.draws import permutation
 
-# Elements of a tile of scores: on a CPU it should fit in the cache, on CUDA it should fill the
-# device. Measured on the CPU.
+# Elements of a tile of scores, which should fit in the cache of a CPU, or keep a GPU busy. Only the
+# CPU's value is measured.
 _TILE = {"cpu": 2**19, "cuda": 2**24}
 _MOST_ROWS = {"cpu": 2**12, "cuda": 2**15}
 _FEWEST_ROWS = 256
 _ROW_BLOCK = 64
-# Bytes of a block of rows, of which a device holds one at a time. Not measured.
+# Bytes of a block of rows; a device holds one block at a time. The values are not measured.
 _BLOCK_BYTES = {"cpu": 2**28, "cuda": 2**30}
 
 
@@ -38,10 +38,10 @@ def tile_rows(width: int, device: torch.device) -> int:
 
 
 def taken(features: Tensor, which: slice | Tensor, device: torch.device) -> Tensor:
-    """Some of the rows (n, D), by a slice or by their places (m,), on the device that computes.
+    """Some of the rows (n, D), by a slice or by indices (m,), on the device that computes.
 
-    Features may be larger than that device, or than the memory: on another device or in a mapped
-    file. They are therefore read by this function alone, a tile or a block at a time.
+    Features may be on another device or in a mapped file, and larger than the device's memory.
+    Therefore only this function reads them, a tile or a block at a time.
 
     Example:
         >>> taken(torch.eye(3), torch.tensor([2, 0]), torch.device("cpu"))
@@ -66,10 +66,10 @@ def tiles(features: Tensor, device: torch.device) -> Iterator[Tensor]:
 
 
 def blocks(features: Tensor, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
-    """As :func:`tiles`, in blocks of many tiles, with their places.
+    """Like :func:`tiles`, but in larger blocks, and with their slices.
 
-    For what reads rows several times, or in another order than they lie in: a file is then still
-    read once and from its beginning to its end.
+    For callers that read rows several times or out of order: within a block they do so in memory,
+    and a mapped file is still read once, from beginning to end.
 
     Example:
         >>> [(part, len(block)) for part, block in blocks(torch.zeros(5, 8), torch.device("cpu"))]
@@ -84,11 +84,11 @@ def blocks(features: Tensor, device: torch.device) -> Iterator[tuple[slice, Tens
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of this process, and what it knows about all rows.
+    """The rows of this process, with the number and the range of the rows of all ranks.
 
     Attributes:
-        features: (n, D) rows of this process, on any device, as :func:`taken` reads them.
-        ids: (n,) int64, their numbers among all rows, on the device that computes.
+        features: (n, D) rows of this process, on any device; read them by :func:`taken`.
+        ids: (n,) int64, their indices among all rows, on the device that computes.
         total: number of rows of all ranks.
         largest: largest absolute value of all rows, or a bound on it.
         shared: whether the rows are spread over ranks.
@@ -134,7 +134,7 @@ class Rows:
         return x
 
     def select(self, wanted: Tensor) -> Tensor:
-        """(K, D) rows of all ranks by their distinct numbers (K,), in the computation's dtype."""
+        """(K, D) rows of all ranks by their distinct ids (K,), in the dtype of the computation."""
         ascending, order = wanted.to(self.device).sort()
         own, place = self._among(ascending)
         width, device = self.features.shape[1], self.device
@@ -144,10 +144,10 @@ class Rows:
         return self.sum(found)
 
     def drawn(self, count: int, seed: int) -> Rows:
-        """``count`` rows without replacement, in their order, the same for any spread over ranks.
+        """Draws ``count`` rows without replacement, the same for any spread over ranks.
 
-        They are on the device that computes and numbered anew; these rows themselves if there are
-        no more.
+        They keep their order, get new ids and are on the device that computes. If there are no more
+        than ``count`` rows, this returns ``self``.
         """
         if count >= self.total:
             return self
@@ -162,7 +162,7 @@ class Rows:
         return replace(self, features=sample, ids=place, total=count)
 
     def _among(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of this process whose number is in ascending ``numbers``, and their places there."""
+        """Indices of this process's rows whose ids are in ascending ``numbers``, and where."""
         place = torch.searchsorted(numbers, self.ids).clamp_max_(len(numbers) - 1)
         own = (numbers[place] == self.ids).nonzero()[:, 0]
         return own, place.index_select(0, own)
@@ -171,18 +171,19 @@ class Rows:
 def rows_of(
     features: Tensor, row_ids: Tensor | None, sharded: bool, device: torch.device | None = None
 ) -> Rows:
-    """Checks the rows and exchanges numbers of rows and largest values between ranks.
+    """Checks the rows, and finds the number of rows and the largest value over all ranks.
 
     Args:
         features: (n, D), floating; n may be 0 on a rank.
-        row_ids: (n,) integers, over all ranks each of 0 to N - 1 once; by default rank by rank.
+        row_ids: (n,) integers, over all ranks each of 0 to N - 1 once; by default in the order of
+            ranks.
         sharded: whether every rank holds a share of the rows.
-        device: that computes; by default that of the features.
+        device: the device that computes; by default that of the features.
 
     Raises:
-        ValueError: features that are not 2-D, floating or finite, not as many row numbers, or
-            numbers that are out of range or repeated; between ranks by their sum. Raised on all
-            ranks if values are not finite or the sum is wrong.
+        ValueError: features are not 2-D, floating or finite; or the number of ids differs, or ids
+            are out of range or repeated, which their sum shows if they are on different ranks.
+            All ranks raise it if values are not finite or the sum is wrong.
 
     Example:
         >>> rows_of(torch.tensor([[1.0], [-3.0]]), None, sharded=False).largest
@@ -214,7 +215,7 @@ def rows_of(
             raise _misnumbered(total, f"{wrong} of a process are repeated or out of range")
     rows = Rows(features.detach(), row_ids, total, 0.0, shared)
     largest = torch.zeros((), dtype=torch.float64, device=device)
-    # The number of rows that are not finite, and the sum of the numbers, in one exchange.
+    # Sum the number of non-finite rows and the ids in a single all-reduce.
     both = torch.zeros(2, dtype=torch.int64, device=device)
     both[1] = row_ids.sum()
     for tile in tiles(features, device) if len(features) else ():

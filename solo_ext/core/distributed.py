@@ -1,8 +1,8 @@
-"""Communication between ranks. On one process every function does nothing.
+"""Communication between ranks. With one process no function communicates.
 
-A value that every rank needs is gathered, with gradient if it learns. A table with a row for every
-sample is shared out: sample i is rank ``i % R``'s, in row ``i // R`` of its share. An error on one
-rank ends the block of :func:`propagate_rank_errors` on all of them.
+Values that every rank needs are gathered, with gradients if the loss trains through them. A table
+with one row per sample is sharded over the R ranks: sample i is row ``i // R`` of the share of rank
+``i % R``. An error on one rank ends the block of :func:`propagate_rank_errors` on all ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from solo_ext.core.errors import UserError
 
 _KNOWN = "_known_to_all_ranks"
 _AT_ONCE = 2**26
-"""Bytes of a table that are joined at a time."""
+"""Bytes of a table that :func:`join_shares` gathers at a time."""
 
 
 def world_size() -> int:
@@ -50,14 +50,14 @@ class _GatherWithGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         # Every rank's loss depends on these rows, so their gradients add up; DDP's mean then gives
         # the gradient of the mean loss on the joined batch. Autograd may pass the same tensor to
-        # other nodes, so the sum is in a copy.
+        # other nodes, so reduce a copy.
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad.narrow(0, rank() * ctx.rows, ctx.rows)
 
 
 def gather_with_gradient(x: Tensor) -> Tensor:
-    """As :func:`gather`, with gradients that flow to every rank.
+    """Gathers like :func:`gather`, but gradients flow back to every rank.
 
     >>> gather_with_gradient(torch.ones(4, 8, requires_grad=True)).shape
     torch.Size([4, 8])
@@ -81,7 +81,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def max_over_ranks(x: Tensor) -> Tensor:
-    """Maximum of a contiguous ``x`` over all ranks, entry by entry, in place.
+    """Takes the elementwise maximum of a contiguous ``x`` over all ranks, in place.
 
     >>> max_over_ranks(torch.tensor([3, 1]))
     tensor([3, 1])
@@ -93,7 +93,7 @@ def max_over_ranks(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def broadcast_buffers(*modules: nn.Module) -> None:
-    """Gives every rank the buffers of rank 0, such as running statistics, which differ.
+    """Copies rank 0's buffers to all ranks; buffers such as running statistics differ by rank.
 
     >>> norm = nn.BatchNorm1d(3)
     >>> broadcast_buffers(norm)
@@ -107,7 +107,7 @@ def broadcast_buffers(*modules: nn.Module) -> None:
 
 @torch.no_grad()
 def gather(x: Tensor) -> Tensor:
-    """``x`` (N, ...) of all ranks as (world_size * N, ...), rank by rank, without gradient.
+    """Concatenates all ranks' ``x`` (N, ...) to (world_size * N, ...) by rank, without gradient.
 
     >>> gather(torch.arange(3))
     tensor([0, 1, 2])
@@ -121,7 +121,7 @@ def gather(x: Tensor) -> Tensor:
 
 
 def gather_each(xs: Sequence[Tensor], *, gradient: bool = False) -> list[Tensor]:
-    """Several ``x`` (N, ...) of one shape, each as :func:`gather` gives it, by one collective.
+    """Gathers several ``x`` (N, ...) of one shape, each as :func:`gather` does, in one collective.
 
     >>> z1, z2 = torch.zeros(4, 8), torch.ones(4, 8)
     >>> [tuple(z.shape) for z in gather_each([z1, z2])]
@@ -143,7 +143,7 @@ def share_of(table: Tensor, dim: int = 0) -> Tensor:
 
 
 def own_rows(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Which samples (N,) are this rank's, as bools, and their rows in its share; 0 for others.
+    """Whether each sample (N,) is in this rank's share, and its row there, 0 for other samples.
 
     >>> own_rows(torch.tensor([4, 0]))
     (tensor([True, True]), tensor([4, 0]))
@@ -153,7 +153,7 @@ def own_rows(samples: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def total(count: int, device: torch.device) -> int:
-    """Sum of a number over ranks; waits for the device.
+    """Sums a number over ranks; the host waits for the device.
 
     >>> total(32, torch.device("cpu"))
     32
@@ -163,9 +163,9 @@ def total(count: int, device: torch.device) -> int:
 
 @torch.no_grad()
 def join_shares(share: Tensor, dim: int = 0) -> Tensor:
-    """A table that is shared out, whole in the host memory of rank 0; others return their share.
+    """Joins a sharded table in the host memory of rank 0; other ranks return their share.
 
-    All ranks call it. A device holds some 64 MB of the whole at a time.
+    All ranks must call this. Devices hold some 64 MB of the joined table at a time.
 
     >>> table = torch.arange(6).view(3, 2)
     >>> join_shares(share_of(table)).equal(table)
@@ -177,7 +177,7 @@ def join_shares(share: Tensor, dim: int = 0) -> Tensor:
     shape = list(share.shape)
     shape[dim] = count = total(len(rows), share.device)
     whole = None if rank() else torch.empty(shape, dtype=share.dtype)
-    # The shares of the last ranks may be a row shorter.
+    # The shares of the last ranks may have one row less.
     longest = -(-count // ranks)
     step = max(1, _AT_ONCE // (ranks * max(1, rows[:1].nbytes)))
     for begin in range(0, longest, step):
@@ -192,7 +192,7 @@ def join_shares(share: Tensor, dim: int = 0) -> Tensor:
 
 
 def gather_objects(own: Any) -> list[Any]:
-    """Gathers one object per rank, in order of the ranks; pickled, so for small objects only.
+    """Gathers one object per rank, in rank order; objects are pickled and should be small.
 
     >>> gather_objects({"rank": rank()})
     [{'rank': 0}]
@@ -214,18 +214,18 @@ class RankError(RuntimeError):
 
 @contextlib.contextmanager
 def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[None]:
-    """Context manager: an error on one rank within the block ends the block on every rank.
+    """Context manager that ends its block on every rank if one rank raises an error in it.
 
-    Otherwise the others would wait in a collective until the process group's timeout. All ranks
-    call :func:`rank_barrier` before the block's collectives; a rank that failed goes to the next
-    barrier and tells the others why. Blocks may be nested.
+    Otherwise the other ranks would wait in a collective until the process group's timeout. All
+    ranks must call :func:`rank_barrier` before the block's collectives; a rank that fails joins the
+    others in their next barrier and tells them why. Blocks may be nested.
 
     Args:
-        device: one that the process group can send from.
-        among: whether all ranks enter the block; if not, nothing is done.
+        device: a device whose tensors the process group can send.
+        among: whether all ranks enter the block; if not, errors are not propagated.
 
     Raises:
-        RankError: on the ranks that did not fail themselves; a UserError if the other's is one.
+        RankError: another rank failed; a UserError if that rank raised one.
 
     >>> with propagate_rank_errors(torch.device("cpu")):
     ...     raise UserError("this rank cannot read 'images/'")
@@ -241,14 +241,14 @@ def propagate_rank_errors(device: torch.device, among: bool = True) -> Iterator[
         rank_barrier(device)
     except Exception as error:
         if not getattr(error, _KNOWN, False):
-            # If the process group itself failed, the others already know.
+            # If the process group itself failed, the other ranks already know.
             with contextlib.suppress(RuntimeError):
                 _exchange(error, device)
         raise
 
 
 def rank_barrier(device: torch.device) -> None:
-    """Waits for all ranks within :func:`propagate_rank_errors`, and raises as it does.
+    """Waits for all ranks in :func:`propagate_rank_errors`; raises the error of one that failed.
 
     >>> cpu = torch.device("cpu")
     >>> with propagate_rank_errors(cpu):
@@ -262,7 +262,7 @@ def rank_barrier(device: torch.device) -> None:
 
 
 def _exchange(own: Exception | None, device: torch.device) -> None:
-    """Tells the other ranks of an error of this one, or raises that of another."""
+    """Tells the other ranks about this rank's error, or raises the error of another rank."""
     if not max_over_ranks(torch.tensor(int(own is not None), device=device)):
         return
     said = gather_objects(own and (type(own).__name__, str(own), isinstance(own, UserError)))

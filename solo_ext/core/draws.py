@@ -1,7 +1,7 @@
 """Random numbers that are a function of a few integers, by SplitMix64.
 
 Number ``n`` of the stream of key ``k`` is a hash of ``k + n * GAMMA``, so a stream can be read from
-any place (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+any position (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 These numbers depend neither on worker processes nor on ranks nor on what was drawn before.
 """
 
@@ -21,11 +21,11 @@ Floats = NDArray[np.float64]
 Keys = NDArray[np.uint64]
 
 LARGE = 2**24
-"""Data sets of more images than this keep nothing of each in the memory of every process."""
+"""For data sets with more images than this, processes keep no per-image data in their memory."""
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _FEISTEL_ROUNDS = 12
-"""With 8 the permutations of 5 numbers are visibly not equally frequent."""
+"""With 8 rounds the permutations of 5 numbers are visibly not equally frequent."""
 
 
 def mix(*parts: int) -> int:
@@ -82,10 +82,10 @@ def uniforms(keys: Keys, first: int, count: int) -> Floats:
 
 
 def permutation(size: int, seed: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
-    """A permutation of 0 .. size - 1, as a function from places (N,) to its entries there.
+    """A permutation of 0 .. size - 1, as a function from positions (N,) to the entries there.
 
-    Up to :data:`LARGE` it is ``torch.randperm``'s; beyond, :func:`permuted` computes the entries
-    that are asked for, because the whole would take gigabytes and a minute in every process.
+    Up to :data:`LARGE` it is that of ``torch.randperm``; above, :func:`permuted` computes only the
+    entries asked for, because all of them would take gigabytes and a minute in every process.
 
     >>> permutation(5, seed=3)(np.arange(5))
     array([1, 0, 3, 4, 2])
@@ -97,20 +97,20 @@ def permutation(size: int, seed: int) -> Callable[[NDArray[np.int64]], NDArray[n
 
 
 def permuted(places: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
-    """Entries of a permutation of 0 .. size - 1 at some places, without the rest of it.
+    """Computes some entries of a permutation of 0 .. size - 1 without computing the others.
 
     A Feistel network: a number is a pair, ``a * right + left`` with ``a = ceil(sqrt(size))``, and
-    each round adds a hash of one half to the other, modulo its range. There are up to a pairs more
-    than numbers; results that are not below ``size`` go through the network again (cycle walking),
-    which ends at the latest at the place where it began.
+    each round adds a hash of one half to the other half, modulo the latter's range. There are up to
+    ``a`` more pairs than numbers; a result of ``size`` or more goes through the network again
+    (cycle walking), which at the latest ends at the position where it began.
 
     Args:
-        places: (N,), each from 0 to size - 1.
+        places: (N,) positions, each from 0 to size - 1.
         size: of the permutation, up to 2**62.
         key: which permutation, as :func:`mix` gives it.
 
     Returns:
-        (N,), distinct for distinct places.
+        (N,) entries, distinct for distinct positions.
 
     >>> permuted(np.arange(6), 6, mix(5, 0))
     array([4, 0, 5, 3, 2, 1])
@@ -128,7 +128,7 @@ def permuted(places: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64
         for number, round_key in enumerate(keys):
             to = number % 2
             bits: Keys = _hashed(round_key + halves[1 - to] * np.uint64(_GAMMA)) >> np.uint64(32)
-            # Both factors are below 2**32, and the upper half of their product below the side.
+            # Both factors are below 2**32, and the upper half of their product is below the side.
             halves[to] = halves[to] + (bits * sides[to] >> np.uint64(32))
             halves[to] -= np.where(halves[to] >= sides[to], sides[to], np.uint64(0))
         found[walking] = halves[1] * sides[0] + halves[0]

@@ -1,4 +1,4 @@
-"""What a user is told: errors of one line, what was wrong and what to do, and messages."""
+"""Errors that tell a user in one line what was wrong and what to do, and log messages."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _OF_A_PATH = {
     errno.EISDIR: _IN_THE_WAY,
 }
 _OF_THE_SYSTEM = _OF_A_DISK | _OF_A_PATH
-"""The system's errors that the user of a command can fix, and how."""
+"""Error numbers of the system that the user of a command can fix, and how."""
 # torch reports a file that cannot be written as a RuntimeError with one of these words.
 OF_TORCH = re.compile(r"PytorchStreamWriter|inline_container|iostream|Parent directory")
 
 
 class UserError(Exception):
-    r"""A mistake of the user, printed as one line; ``exit_code`` is that of the command it ends.
+    r"""A mistake of the user, printed as one line; the command then exits with ``exit_code``.
 
     >>> print(UserError("no such folder;\n    give another"))
     no such folder; give another
@@ -75,7 +75,7 @@ class ConfigError(UserError):
 
 
 class StoppedBySignal(UserError):
-    """A signal, of this number, ended a run after it saved its state.
+    """The signal with this number ended a run after the run had saved its state.
 
     >>> StoppedBySignal("saved; run the command again to continue", signal=15).exit_code
     143
@@ -88,7 +88,7 @@ class StoppedBySignal(UserError):
 
 
 class ProcessLost(UserError):
-    """A process that a run needs has died: a failure, not a mistake of the user.
+    """A process that a run needs has died, which is a failure and not a mistake of the user.
 
     >>> ProcessLost("a worker of the data loader was killed").exit_code
     1
@@ -100,14 +100,15 @@ class ProcessLost(UserError):
 def in_one_line(command: Callable[[], int], again: str) -> int:
     """Runs a command; whatever ends it early is printed as one line on standard error.
 
-    The traceback of an error that no code foresaw goes to a file, which the line names.
+    The traceback of an unexpected error goes to a file, which the line names.
 
     Args:
         command: returns an exit code.
         again: how to continue after an interruption or a full disk.
 
     Returns:
-        That code, or 2 for an error of the user or a disk, 1 for any other, 128 plus a signal.
+        The command's exit code; after an error 2 if the user or a disk caused it, 128 plus the
+        number of a signal, else 1.
 
     >>> def command() -> int:
     ...     raise UserError("no such config")
@@ -126,13 +127,13 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
         return code
     except KeyboardInterrupt:
         line, code = f"interrupted; {again}", 128 + signal.SIGINT
-        # If it came within a string that a library gave to `exec`, Python would end this process by
-        # the signal after all. The next `exec` makes it forget.
+        # If the interrupt came within a string that a library gave to `exec`, Python would end this
+        # process by the signal after all. Another `exec` resets that.
         exec("")
     except UserError as error:
         line, code = str(error), error.exit_code
     except SystemExit as left:
-        # rich leaves a program so if nobody reads its output.
+        # rich exits in this way if nobody reads the output.
         if isinstance(left.__context__, BrokenPipeError):
             return 128 + signal.SIGPIPE
         raise
@@ -151,14 +152,14 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
 
 
 def _output_is_closed() -> bool:
-    # As `head` closes it.
+    # `head`, for example, closes its input early.
     poll = select.poll()
     poll.register(1, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _streams_that_print() -> None:
-    """Makes standard output and error take any text, also where they are closed or ASCII."""
+    """Makes standard output and error accept any text, even if they are closed or ASCII."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -168,7 +169,7 @@ def _streams_that_print() -> None:
 
 
 def _ends_a_command() -> list[int]:
-    """Signals that nobody else handles; none outside the main thread."""
+    """Ending signals with Python's default handler; none outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return []
     names = ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
@@ -186,8 +187,8 @@ def _interrupt(again: str, pid: int, number: int, frame: FrameType | None) -> No
 
 
 def _end(again: str, pid: int, number: int, frame: FrameType | None) -> None:
-    # A library that is being imported can swallow an exception and fail later by an error of its
-    # own, as numpy does, or abort in its C++.
+    # Exit at once: a library that is being imported can swallow an exception and fail later with an
+    # error of its own, as numpy does, or abort in its C++ code.
     if os.getpid() == pid:
         name = signal.Signals(number).name
         what = "interrupted" if number == signal.SIGINT else f"stopped by {name}"
@@ -198,13 +199,13 @@ def _end(again: str, pid: int, number: int, frame: FrameType | None) -> None:
 def _unforeseen(error: Exception, again: str) -> str:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return f"out of memory; take smaller batches, fewer workers or more memory, then {again}"
-    # Whoever raised it, or let it pass, may know better how to go on.
+    # Code that raised or passed on the error may have noted a better way to continue.
     again = getattr(error, "__notes__", [again])[-1]
     return f"{logged(error)}; {again}"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its type if it says nothing.
+    """The first line of an error's message, or the error's type if the message is empty.
 
     >>> first_line(ValueError("not today\\nbut tomorrow")), first_line(KeyError())
     ('not today', 'KeyError')
@@ -213,7 +214,7 @@ def first_line(error: BaseException) -> str:
 
 
 def logged(error: BaseException) -> str:
-    """Writes the traceback of an error to a file; says in one line what happened, and where it is.
+    """Writes an error's traceback to a file; returns one line with the error and the file's name.
 
     >>> import pathlib
     >>> line = logged(ValueError("no such table"))
@@ -235,7 +236,7 @@ def logged(error: BaseException) -> str:
 
 
 def disk_trouble(error: BaseException, again: str) -> UserError | None:
-    """Turns an error caused by a disk into one line that says what to do; ``None`` for others.
+    """Turns a disk error into a UserError that says what to do; ``None`` for other errors.
 
     ``again`` is how to continue once the disk can be written.
 
@@ -264,12 +265,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         context = None if following.__suppress_context__ else following.__context__
         following = cause or context
         if cause is None and isinstance(context, OSError) and context.errno in _OF_A_PATH:
-            # A program often tries a path first; what it then does may fail for its own reasons.
+            # Code often tries a path and handles the error; what fails afterwards has other causes.
             return
 
 
 def disk_errno(error: BaseException) -> int | None:
-    """The ``errno`` of a disk's error, also one that a library reports as text; else ``None``.
+    """The ``errno`` of a disk error, even if a library reports it as text; ``None`` for others.
 
     >>> disk_errno(RuntimeError("write failed: No space left on device")) == errno.ENOSPC
     True
@@ -281,15 +282,15 @@ def disk_errno(error: BaseException) -> int | None:
 
 
 def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
-    """Says which valid name is closest to ``name``, and lists up to ``show`` of them.
+    """Says which valid name is closest to ``name``, and lists up to ``show`` valid names.
 
-    Case and hyphens do not count.
+    Case is ignored, and a hyphen equals an underscore.
 
     >>> nearest("sim-clr", ["byol", "dino", "simclr"])
     "did you mean 'simclr'? allowed: byol, dino, simclr"
     """
     names = sorted(valid)
-    # Reversed, so that among names that are equal when plain, the first wins.
+    # Reversed, so that the first of several names with the same plain form wins.
     plain = {n.lower().replace("-", "_"): n for n in reversed(names)}
     close = difflib.get_close_matches(name.lower().replace("-", "_"), plain, n=1, cutoff=0.5)
     guess = f"did you mean {plain[close[0]]!r}?" if close else ""

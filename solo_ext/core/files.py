@@ -1,4 +1,4 @@
-"""Files: folders of configs and data, atomic writes, lines of JSON, locks."""
+"""Folders of configs and data, reading untrusted files, atomic writes, JSON Lines, locks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from solo_ext.core.errors import UserError, disk_errno
 
 M = TypeVar("M")
 MOST_BYTES = 64 << 20
-"""Most bytes of a config or a record; the largest have a few."""
+"""Largest size in bytes of a config or record that is read, far above that of any real one."""
 CHECKPOINT_NAME = re.compile(r"-ep=(?P<epoch>\d+)(?:-step=(?P<step>\d+))?\.ckpt$")
 """End of a checkpoint's name: its epoch, and its step if it was saved within the epoch."""
 
@@ -30,7 +30,7 @@ def config_root() -> Path:
     >>> (config_root() / "solo_ext" / "digits" / "pcl.yaml").is_file()
     True
     """
-    # A wheel contains it in the package; an editable install reads it from the checkout.
+    # A wheel has the configs inside the package, an editable install beside it in the checkout.
     package = Path(__file__).resolve().parents[1]
     for root in (package / "configs", package.parent / "configs"):
         if (root / "solo_ext").is_dir():
@@ -52,20 +52,20 @@ def data_root() -> Path:
 
 
 def cache_root() -> Path:
-    """Folder of what is made once: the environment's ``SOLO_EXT_CACHE``, or the user's own.
+    """Folder of cached files: the environment variable ``SOLO_EXT_CACHE``, or the user's own.
 
     >>> from unittest import mock
     >>> with mock.patch.dict(os.environ, SOLO_EXT_CACHE="/scratch/cache"):
     ...     cache_root()
     PosixPath('/scratch/cache')
     """
-    # `Path.home` fails for users without a home, as containers have them.
+    # `Path.home` fails for users without a home folder, as in some containers.
     own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("SOLO_EXT_CACHE") or os.path.join(own, "solo_ext"))
 
 
 def is_file(path: Path) -> bool:
-    """Whether the file exists; a name that the system does not allow is no error.
+    """Whether the file exists; ``False`` for a name that the system does not allow.
 
     >>> is_file(Path(__file__)), is_file(Path("a" * 5000))
     (True, False)
@@ -77,18 +77,19 @@ def is_file(path: Path) -> bool:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file that may come from someone else, to be read.
+    """Opens a file that may come from someone else for reading.
 
     Raises:
-        UserError: it is neither a file nor a link to one, or the system does not let it be read.
-        FileNotFoundError: there is nothing of that name.
+        UserError: the path is neither a file nor a link to one, or the system refuses to read it.
+        FileNotFoundError: the path does not exist.
 
     >>> open_regular(Path("/dev/zero"))
     Traceback (most recent call last):
     solo_ext.core.errors.UserError: '/dev/zero' cannot be read: it is no regular file; name a file
     """
     try:
-        # A pipe would wait for a writer forever, and a device may never end.
+        # Do not block: opening a pipe would wait for a writer forever. Devices are refused below,
+        # because reading them may never end.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         raise
@@ -107,7 +108,7 @@ def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
     """The UTF-8 text of a file that may come from someone else, of at most ``most`` bytes.
 
     Raises:
-        UserError: as :func:`open_regular`; or it is larger, or not UTF-8.
+        UserError: as :func:`open_regular`, or the file is larger or not UTF-8.
         FileNotFoundError: there is no such file.
 
     >>> import tempfile
@@ -139,10 +140,10 @@ def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
 
 
 def read_json(path: Path, kind: type[M]) -> M:
-    """A JSON file as an object of a pydantic class or a typed dictionary.
+    """Reads a JSON file as an object of a pydantic class or a typed dictionary.
 
     Raises:
-        UserError: as :func:`read_text`; or it is no such JSON, and which entry is not.
+        UserError: as :func:`read_text`, or the JSON is not valid; names the first invalid entry.
         FileNotFoundError: there is no such file.
 
     >>> import tempfile
@@ -158,7 +159,7 @@ def read_json(path: Path, kind: type[M]) -> M:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first of pydantic's problems in one line, with the key that it concerns.
+    """The first of pydantic's errors in one line, with the key that it concerns.
 
     >>> try:
     ...     TypeAdapter(dict[str, int]).validate_python({"train": []})
@@ -172,12 +173,12 @@ def first_problem(error: ValidationError) -> str:
 
 
 def refuse_link(path: Path) -> Path:
-    """Returns the path of a file to be written in place, unless it is a link, a pipe or a folder.
+    """Returns the path of a file to be written in place; refuses links, pipes and folders.
 
     A folder from someone else may hold links to the user's own files.
 
     Raises:
-        UserError: something that is no regular file has this name.
+        UserError: the path exists and is not a regular file.
 
     >>> import tempfile
     >>> link = Path(tempfile.mkdtemp()) / "metrics.jsonl"
@@ -198,7 +199,7 @@ def refuse_link(path: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Names the file in the error of a disk that cannot take it, a library's too.
+    """Context manager that names the file in disk errors, also in those that a library reports.
 
     >>> with writing(Path("model.safetensors")):
     ...     raise RuntimeError("I/O error: No space left on device")
@@ -230,7 +231,7 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
     # The name includes the host, because processes of several hosts may share the folder.
     scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.saving")
     try:
-        # Remove a link of that name: writing would follow it.
+        # Remove a link with the scratch file's name: writing would follow it.
         scratch.unlink(missing_ok=True)
         with writing(path):
             write(scratch)
@@ -253,7 +254,7 @@ def _sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """As :func:`atomic_write`, for a text.
+    """Writes a text by :func:`atomic_write`.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "note.txt"
@@ -265,10 +266,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    r"""Appends a line of JSON for each entry, after removing one that was left incomplete.
+    r"""Appends one line of JSON per entry, after removing a last line that is incomplete.
 
     Raises:
-        UserError: the file is a link.
+        UserError: the file is a link or not a regular file.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "metrics.jsonl"
@@ -288,7 +289,7 @@ def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    """The objects in a file, none without a file; skips lines that hold none.
+    """The JSON objects in a file, one per line; skips other lines; empty if there is no file.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "metrics.jsonl"
@@ -314,9 +315,9 @@ def read_jsonl(file: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def locked(file: Path, wait: float = -1) -> Iterator[None]:
-    """Context manager that keeps other processes out of blocks with the same lock file.
+    """Context manager that one process at a time can enter per lock file.
 
-    It waits ``wait`` seconds for another process; below 0 forever.
+    It waits up to ``wait`` seconds for another process, or forever if ``wait`` is negative.
 
     Raises:
         UserError: another process still holds the lock, or the file is a link.

@@ -1,4 +1,4 @@
-"""The precision that losses compute in, and that of fp32 matrix products."""
+"""The precision of losses and of fp32 matrix products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Precision = Literal["highest", "high", "medium"]
 """Values as in ``torch.set_float32_matmul_precision``."""
 
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
-"""Dtypes of the factors of a loss's products, as configs give them."""
+"""Dtypes of the factors of a loss's products, as configs name them."""
 
 _CPU = {"highest": "ieee", "high": "tf32", "medium": "bf16"}
 _CUDA = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
@@ -23,8 +23,8 @@ _CUDA = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
 def matmul_precision(precision: Precision) -> Iterator[None]:
     """Sets the precision of fp32 matrix products inside the block.
 
-    "highest" is fp32, "high" is TF32 if the hardware has it, "medium" is TF32 on CUDA and on a CPU
-    oneDNN, which may multiply in bf16. A CPU without AMX stays with fp32 there, but oneDNN is up to
+    "highest" is fp32, and "high" is TF32 if the hardware has it. "medium" is TF32 on CUDA; on a CPU
+    it selects oneDNN, which may multiply in bf16. Without AMX oneDNN stays with fp32, but is up to
     twice as fast as the library behind "highest". Products in fp64 are not affected.
 
     >>> with matmul_precision("highest"):
@@ -32,10 +32,10 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
     'ieee'
     """
     if torch.compiler.is_compiling():
-        # These settings cannot be read while a graph is traced.
+        # torch.compile cannot read these settings while it traces a graph.
         yield
         return
-    # Set each device by itself: reading the single setting fails if a user has set these.
+    # Set each device separately: reading the global setting fails if a user has set these.
     cpu: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     cuda = torch.backends.cuda.matmul
     before = cpu.fp32_precision, cuda.fp32_precision
@@ -50,8 +50,8 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
 def full_precision_products(device: torch.device, or_tf32: bool = False) -> Iterator[None]:
     """Switches off autocast and products of lower precision than fp32 inside the block.
 
-    With ``or_tf32`` TF32 will do under autocast on a GPU: it has float16's digits, three bits more
-    than bfloat16, and the range of fp32.
+    With ``or_tf32``, products under autocast on a GPU are in TF32: its mantissa is that of float16,
+    three bits more than that of bfloat16, and its range is that of fp32.
 
     >>> x = torch.ones(2, 3)
     >>> with torch.autocast("cpu", torch.bfloat16), full_precision_products(x.device):
@@ -60,7 +60,7 @@ def full_precision_products(device: torch.device, or_tf32: bool = False) -> Iter
     """
     narrow = or_tf32 and device.type == "cuda" and torch.is_autocast_enabled("cuda")
     with matmul_precision("high" if narrow else "highest"):
-        # Devices without autocast, such as meta, refuse even to have it switched off.
+        # On devices without autocast, such as meta, torch refuses even to switch it off.
         if not torch.amp.is_autocast_available(device.type):
             yield
             return
@@ -69,7 +69,7 @@ def full_precision_products(device: torch.device, or_tf32: bool = False) -> Iter
 
 
 def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in fp32, or all in fp64 if the first one is.
+    """Casts all tensors to fp32, or to fp64 if the first one is fp64.
 
     >>> [x.dtype for x in full_precision(torch.ones(2).half(), torch.ones(2).double())]
     [torch.float32, torch.float32]
@@ -79,10 +79,10 @@ def full_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def factors_dtype(setting: ComputeDtype, device: torch.device) -> torch.dtype | None:
-    """Dtype of the factors of a loss's products; ``None`` for that of the loss, fp32.
+    """Dtype of the factors of a loss's products; ``None`` for the loss's own dtype, fp32.
 
-    "auto" is that of autocast on a GPU, but fp32 under autocast to float16, whose range is too
-    small for exponentials, and on a CPU.
+    "auto" is bfloat16 under autocast to it on a GPU, else fp32: the range of float16 is too small
+    for exponentials.
 
     >>> cpu = torch.device("cpu")
     >>> factors_dtype("bfloat16", cpu), factors_dtype("auto", cpu)

@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered class or function, and its source.
+    """A registered class or function, and where it comes from.
 
     Attributes:
-        name: what a config writes.
+        name: the name in configs.
         target: the class or function.
         paper: title of the paper, empty if there is none.
         year: year of publication, 0 if there is none.

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 
 def refused(problem: str) -> PydanticCustomError:
-    """The error of a validator of ours, worded as pydantic's are: ``at most 3`` for example.
+    """The error that our validators raise, worded like pydantic's own errors.
 
     >>> print(refused("at most 3").message())
     Input should be at most 3
@@ -26,7 +26,7 @@ def _single(value: float) -> float:
     return value
 
 
-# Libraries count with 32 bits, and training computes in single precision.
+# Limit integers because libraries count with 32 bits, floats because training is in fp32.
 _MOST = 2**31 - 1
 PositiveInt = Annotated[int, Gt(0), Le(_MOST)]
 NonNegativeInt = Annotated[int, Ge(0), Le(_MOST)]
@@ -41,10 +41,10 @@ FolderName = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(os.path
 
 
 class Section(BaseModel):
-    """A mapping without unknown keys, whose values have the types that YAML gives them.
+    """A section of a config: no unknown keys, and values of the very types that YAML gives them.
 
-    The settings of a method are a subclass, its attribute ``kwargs_type``. Keys that a config
-    leaves out of a section within a section keep the values of the outer section's default.
+    A method's attribute ``kwargs_type`` is the subclass for its settings. Keys that a config leaves
+    out of a nested section keep the values that the outer class's default gives them.
 
     >>> class Head(Section):
     ...     layers: PositiveInt = 2

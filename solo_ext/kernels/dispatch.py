@@ -1,8 +1,9 @@
-"""Chooses how an operation runs: in its plain form, in tiles and how large, or as a Triton kernel.
+"""Chooses the form of an operation (plain, in tiles, or a Triton kernel) and the size of tiles.
 
-All forms compute the same. On a CPU sizes decide, by the measured table. On a GPU the forms that
-fit the memory are timed once for each shape, as ``torch.backends.cudnn.benchmark`` does with
-convolutions; a run keeps the choices in its checkpoints, so that it resumes with the same numbers.
+All forms compute the same. On a CPU the size of the matrix decides, by thresholds that were
+measured. On a GPU the forms that fit the memory are timed once for each shape, as
+``torch.backends.cudnn.benchmark`` does with convolutions; checkpoints store the choices, so that a
+resumed run computes the same numbers.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ T = TypeVar("T")
 LARGEST_SHARE = 1 / 4
 """On a GPU, whole matrices of similarities may take up to this share of the free memory."""
 _MATRICES = 3
-"""Those that the plain form holds at a time: similarities, exponentials, and their gradient."""
+"""Matrices that the plain form holds at once: similarities, exponentials, and their gradient."""
 _CACHED = {
     "two_views": 2**24,
     "batch_contrast": 2**18,
     "prototype_contrast": 2**16,
     "mixed_logsumexp": 0,
 }
-"""On a CPU, bytes of a matrix up to which tiles save nothing and their bookkeeping costs time.
+"""On a CPU, the plain form runs if the matrix has at most so many bytes; tiles are slower there.
 
-Measured at one thread. Tiles that take the gradients in the forward pass win early: autograd keeps
-matrices that they overwrite.
+Measured with one thread. Tiles that compute gradients in the forward pass are faster from smaller
+sizes on, because they overwrite matrices that autograd would keep.
 """
 _CACHED_ELSE = 2**19
 _TILE_BYTES = {"cpu": 2**20, "cuda": 2**25}
-"""Bytes that stay in the cache of a CPU core, and that keep a GPU busy."""
+"""Bytes of a tile: it should fit the cache of a CPU core, or be large enough to keep a GPU busy."""
 _CALLS = 5
 WIDEST = 256
 """Largest D of the Triton kernels, which keep a block of rows in registers and shared memory."""
@@ -59,7 +60,7 @@ def choices() -> dict[str, str]:
 
 
 def restore_choices(made: Mapping[str, str]) -> None:
-    """Keeps to the choices of an earlier process.
+    """Adopts the choices of an earlier process, which are then not timed again.
 
     Example:
         >>> restore_choices({})
@@ -74,18 +75,19 @@ def run(
     columns: int,
     *details: object,
 ) -> T:
-    """Result of the form that is chosen, called with the inputs.
+    """Runs the chosen form on the inputs.
 
-    While a graph is traced that is ``plain``, which a compiler fuses by itself. Under
-    ``torch.use_deterministic_algorithms`` nothing is timed: ``fused`` where it is given, else
-    ``plain`` where it fits the device's whole memory as :data:`LARGEST_SHARE` says, else ``tiles``.
+    While ``torch.compile`` traces a graph, this is ``plain``, which the compiler fuses by itself.
+    On a GPU under ``torch.use_deterministic_algorithms`` nothing is timed: ``fused`` runs if it is
+    given, else ``plain`` if its matrices fit into :data:`LARGEST_SHARE` of all memory, else
+    ``tiles``.
 
     Args:
-        operation: its name, for messages and checkpoints.
-        forms: functions of the inputs, which return a tensor or several, the first with the
-            gradient; ``plain`` and ``tiles`` at least.
-        inputs: (..., N, D) rows that are compared, and whatever else may get a gradient.
-        columns: number of rows that they are compared with.
+        operation: name of the operation, for messages and checkpoints.
+        forms: functions of the inputs, which return one tensor or several, of which the first has
+            a gradient; ``plain`` and ``tiles`` at least.
+        inputs: (..., N, D) rows that are compared, then all other tensors that may get a gradient.
+        columns: number of rows that those of the first input are compared with.
         details: what else the time depends on, such as the dtype of factors.
 
     Example:
@@ -97,7 +99,7 @@ def run(
 
 
 def has_fused(rows: Tensor) -> bool:
-    """Whether the Triton kernels compute with such rows (N, D).
+    """Whether the Triton kernels support these rows (N, D), by device, dtype and width.
 
     Example:
         >>> has_fused(torch.zeros(4, 8))
@@ -139,7 +141,7 @@ def _on_gpu(x: Tensor) -> bool:
 
 
 def _fits(size: int, like: Tensor, now: bool) -> bool:
-    """Whether matrices of ``size`` bytes fit the share of what is free now, or of all memory."""
+    """Whether the plain form's matrices of ``size`` bytes fit their share of free or all memory."""
     free, total = torch.cuda.mem_get_info(like.device)
     held = torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(like.device)
     return _MATRICES * size <= LARGEST_SHARE * (free + held if now else total)
@@ -154,9 +156,9 @@ def _fastest(
             continue
         try:
             times[name] = _milliseconds(form, inputs)
-        except Exception as error:  # a kernel that this GPU cannot run is no reason to stop
+        except Exception as error:  # if this GPU cannot run one form, another one may work
             logger.warning("%s: %s fails and is left out: %s", key, name, error)
-    # If all fail, the step fails with the error of the simplest.
+    # If all forms fail, run tiles once more, so that the step raises the error.
     best = min(times, key=times.__getitem__) if times else "tiles"
     shown = ", ".join(f"{name} {time:.3f} ms" for name, time in times.items())
     logger.info("%s: %s (%s)", key, best, shown)
@@ -164,7 +166,7 @@ def _fastest(
 
 
 def with_gradients(form: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Calls a form with copies of the inputs, and takes the gradients that the inputs need.
+    """Runs a form and its backward pass, on detached inputs so that no ``.grad`` is written.
 
     Example:
         >>> with_gradients(torch.square, [torch.ones(2, 1, requires_grad=True)])
@@ -178,9 +180,9 @@ def with_gradients(form: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
 
 
 def _milliseconds(form: Callable[..., Any], inputs: Sequence[Tensor]) -> float:
-    """The fastest of a few calls with their gradients; waits for the device."""
+    """Fastest of a few forward and backward passes; waits for the device."""
     times: list[float] = []
-    for _ in range(2 + _CALLS):  # the first two compile, and fill caches
+    for _ in range(2 + _CALLS):  # the first two calls compile the form and fill caches
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         with_gradients(form, inputs)
@@ -191,9 +193,9 @@ def _milliseconds(form: Callable[..., Any], inputs: Sequence[Tensor]) -> float:
 
 
 def tile_rows(x: Tensor, columns: int, least: int, share: int = 1) -> int:
-    """Rows of a tile with ``columns`` columns of the dtype of ``x`` that suits its device.
+    """Number of rows of a tile with ``columns`` columns, for the device and dtype of ``x``.
 
-    There are at least ``least``; the tile may take ``share`` times the usual budget of memory.
+    It is at least ``least``; the tile may take ``share`` times the usual budget of memory.
 
     Example:
         >>> tile_rows(torch.zeros(8, 128), columns=1024, least=64)
@@ -214,10 +216,10 @@ def tiles_of(count: int, size: int) -> Iterator[slice]:
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a ``backward`` raise RuntimeError where its result would be differentiated again.
+    """Makes a ``backward`` raise RuntimeError if its result would be differentiated again.
 
-    torch's decorator of this name lets it pass where the incoming gradient is a constant, as for
-    a loss itself, and the second derivative is then wrong.
+    torch's decorator of the same name does not raise if the incoming gradient is a constant, as it
+    is for a loss, and the second derivative is then wrong.
 
     Example:
         >>> once_differentiable(lambda ctx, gradient: 2 * gradient)(None, torch.ones(1))
@@ -228,7 +230,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def checked(ctx: Any, *gradients: Any) -> Any:
-        # The engine turns gradients on in a backward pass only if a graph of it was asked for.
+        # Autograd enables gradients in a backward pass only for create_graph=True.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError(
                 "this operation cannot be differentiated twice (create_graph=True): it takes its "

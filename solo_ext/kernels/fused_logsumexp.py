@@ -2,7 +2,7 @@
 
 The arithmetic is that of attention with the table as keys and as values: each program keeps a
 block of queries and goes through its share of the table with a running maximum; a second kernel
-joins the shares. Where torch is installed without Triton this file cannot be imported.
+joins the shares. This file can only be imported if Triton is installed.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -18,15 +18,15 @@ from torch.utils.flop_counter import register_flop_formula
 from solo_ext.kernels.tables import Sweep
 
 _JOINED = 16
-"""Shares that are read at a time when they are joined."""
+"""Number of shares that the second kernel reads at a time."""
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def dot(a, b):
-    """Product with sums in fp32; factors in fp32 are split in three, which keeps their digits."""
+    """Matrix product with fp32 sums; fp32 factors use three TF32 products to keep fp32 accuracy."""
     if _INTERPRETED:
-        # The interpreter would multiply the bits of bf16 as whole numbers.
+        # The interpreter would multiply the bits of bf16 numbers as integers.
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="tf32x3")
 
@@ -51,7 +51,7 @@ def _sweep(
     FACTORS: tl.constexpr,
     WITH_MEAN: tl.constexpr,
 ):
-    """Block ``program_id(0)`` of the queries against share ``program_id(1)`` of the table."""
+    """Sums over share ``program_id(1)`` of the table, for block ``program_id(0)`` of queries."""
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     inside = (rows[:, None] < N) & (dims[None, :] < D)
@@ -88,7 +88,7 @@ def _sweep(
             sums = sums * decay[:, None] + dot(weights.to(FACTORS), t)
         top = grown
     out = tl.program_id(1) * N + rows
-    # Without any weight the maximum is -inf, and so is the log-sum-exp; the mean is 0.
+    # If no row has weight, the maximum and the log-sum-exp are -inf, and the mean is 0.
     total = tl.where(total == 0, 1.0, total)
     tl.store(lse + out, top + tl.log(total), mask=rows < N)
     tl.store(largest + out, top if log_weight is None else unweighted, mask=rows < N)
@@ -112,7 +112,7 @@ def _join(
     BLOCK_D: tl.constexpr,
     WITH_MEAN: tl.constexpr,
 ):
-    """Joins what the shares of the table give for query ``program_id(0)``."""
+    """Joins the sums of query ``program_id(0)`` over all shares of the table."""
     row = tl.program_id(0).to(tl.int64)
     every = tl.arange(0, SHARES)
     found = tl.load(lses + every * N + row, mask=every < shares, other=float("-inf"))
@@ -149,19 +149,19 @@ def fused_logsumexp(
     factors: torch.dtype,
     with_mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What :func:`solo_ext.kernels.tables.table_logsumexp` describes, for one power.
+    """Computes :func:`solo_ext.kernels.tables.table_logsumexp` for one power.
 
-    The table is read in its own dtype and multiplied in that of the factors, so that no copy of it
-    is made. Results are the same at every call: no sum is taken in a random order.
+    The kernel reads the table in its own dtype and converts it to the dtype of the factors on the
+    fly, without a copy. The order of all sums is fixed, so results are deterministic.
 
     Args:
         query: (N, D), fp32, D at most :data:`solo_ext.kernels.dispatch.WIDEST`.
         table: (K, D), of any floating dtype but fp64.
-        scale: of all similarities.
-        columns: (C,) rows of the table that are summed; all by default.
+        scale: factor of all similarities.
+        columns: (C,) indices of the rows of the table that are summed; all by default.
         log_weight: (C,) log w.
         factors: dtype of the factors of products; sums and exponentials are fp32.
-        with_mean: whether the means are wanted.
+        with_mean: whether to compute the means.
 
     Returns:
         Log-sum-exps (N,), largest similarities (N,), and the means ``sum_j softmax_ij t_j`` (N, D)
@@ -170,11 +170,11 @@ def fused_logsumexp(
     query, table = query.contiguous(), table.contiguous()
     (count, width), size = query.shape, len(table if columns is None else columns)
     block_d, wide = max(triton.next_power_of_2(width), 16), width > 128
-    # Larger blocks do not fit the registers: fp32 factors are three times as many.
+    # Larger blocks do not fit the registers; fp32 factors, split in three, need the most.
     widest, block_k = (128, 64) if factors != torch.float32 else (32, 32 if wide else 64)
     block_n = min(max(triton.next_power_of_2(count), 16), widest // 2 if wide else widest)
     blocks = triton.cdiv(count, block_n)
-    # Two programs for each multiprocessor, if there are as many tiles.
+    # Aim for two programs per multiprocessor.
     wanted = max(2 * processors(query.device) // blocks, 1)
     span = triton.cdiv(triton.cdiv(max(size, 1), wanted), block_k) * block_k
     shares = triton.cdiv(max(size, 1), span)
@@ -199,13 +199,13 @@ def fused_logsumexp(
 def fused_sums(
     sweep: Sweep, query: Tensor, table: Tensor, wanted: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As :func:`solo_ext.kernels.tables.tiled_sums`, by the kernels."""
+    """Computes :func:`solo_ext.kernels.tables.tiled_sums` by the Triton kernels."""
     rest = sweep.columns, sweep.log_weight, sweep.dtype or query.dtype, wanted
     found = [fused_logsumexp(query, table, sweep.scale * p, *rest) for p in sweep.powers]
     lse, largest, means = zip(*found, strict=True)
     top = largest[0] if sweep.powers[0] == 1 else largest[0] / sweep.powers[0]
     if len(found) == 1:
-        # One power needs no copy.
+        # For a single power, avoid the copies that stack makes.
         return lse[0].unsqueeze(0), means[0].unsqueeze(0) if wanted else None, top
     return torch.stack(lse), torch.stack(means) if wanted else None, top
 
@@ -226,7 +226,7 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 def processors(device: torch.device) -> int:
-    """Multiprocessors that have to be kept busy."""
+    """Number of multiprocessors of a device."""
     if device.type != "cuda":
         return 4  # under the interpreter: enough for several shares
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,10 +1,10 @@
 """The row of a constant table most similar to each query, as two Triton kernels for GPUs.
 
 The first multiplies in bf16 and keeps, for each query and block of rows, only an upper bound of the
-similarities; the second scores in fp32 the blocks whose bound reaches the best lower bound. Of a
-similarity ``q.t`` and the product of the rounded rows ``q'.t'``, Cauchy and Schwarz say
-``|q.t - q'.t'| <= |q'| |t - t'| + |q - q'| |t|``; sums in fp32 add at most ``D 2^-22 |q| |t|``. So
-no block with the most similar row is passed over: the result is that of fp32, whatever the data.
+similarities; the second scores in fp32 the blocks whose bound reaches the best lower bound. For a
+similarity ``q.t`` and the product of the rounded rows ``q'.t'``, the Cauchy-Schwarz inequality
+gives ``|q.t - q'.t'| <= |q'| |t - t'| + |q - q'| |t|``; fp32 sums add at most ``D 2^-22 |q| |t|``.
+So the block of the most similar row is never skipped: the result is that of fp32, for any data.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -20,9 +20,9 @@ from torch.utils.flop_counter import register_flop_formula
 from solo_ext.kernels.fused_logsumexp import dot, processors
 
 _BLOCK = 64
-"""Rows under one bound: bounds take a 64th of the matrix of similarities."""
+"""Rows per bound; the bounds take 1/64 of the memory of all similarities."""
 _GROUP = 64
-"""Blocks that one program of the second kernel looks at."""
+"""Number of blocks that one program of the second kernel checks."""
 _SLACK = tl.constexpr(2.0**-22)
 
 
@@ -43,7 +43,7 @@ def _bound(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Bounds (N, blocks) from above, and the best one from below of each share of the table."""
+    """Upper bounds (N, blocks), and the best lower bound in each share of the table."""
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     q = tl.load(
@@ -101,7 +101,7 @@ def _score(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The most similar row to query ``program_id(0)`` in group ``program_id(1)`` of the blocks."""
+    """Finds the row most similar to query ``program_id(0)`` in block group ``program_id(1)``."""
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     every, held = tl.arange(0, SHARES), group * GROUP + tl.arange(0, GROUP)
     least = tl.max(tl.load(lower + every * N + row, mask=every < shares, other=float("-inf")), 0)
@@ -129,7 +129,7 @@ def _score(
                     best = top
                     place = tl.min(tl.where(similar == top, places, K), 0)
     out = row * tl.num_programs(1) + group
-    # A query that is not finite has no nearest row, and its similarity says so.
+    # If the query is not finite, this makes the similarity NaN: there is no nearest row.
     tl.store(value + out, best + tl.sum(q * 0.0, 0))
     tl.store(index + out, place)
 
@@ -143,8 +143,8 @@ def fused_nearest(
     Args:
         query: (N, D), fp32, D at most :data:`solo_ext.kernels.dispatch.WIDEST`.
         table: (K, D), of any floating dtype but fp64, K above 0.
-        query_ids: (N,), whole numbers.
-        table_ids: (K,), likewise; both or neither.
+        query_ids: (N,) integers, or ``None``.
+        table_ids: (K,) integers, or ``None`` if ``query_ids`` is.
     """
     query, table = query.contiguous(), table.contiguous()
     (count, width), size = query.shape, len(table)

@@ -1,8 +1,8 @@
-"""Contrastive losses whose candidates are rows of the batch and learn as well.
+"""Contrastive losses whose candidates are rows of the batch and get a gradient as well.
 
 The gradients are computed in the forward pass, so that no (N, K) matrix is kept for the backward
-pass: the tiled form of :func:`batch_contrast` goes through blocks of anchors, and
-:func:`two_view_contrast` does all at once where both views of a batch are on one process.
+pass. The tiled form of :func:`batch_contrast` goes through blocks of anchors;
+:func:`two_view_contrast` computes all at once if both views of a batch are on one process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Reduce = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps log-sum-exps (E, n) and positives' logits (n, P) to losses (n,) and notes (A, n)."""
 
 _SAFE = 80.0
-"""Exponents down to -80 stay normal numbers in fp32."""
+"""The exponential of a number down to -80 is a normal fp32 number."""
 
 
 def batch_contrast(
@@ -43,12 +43,13 @@ def batch_contrast(
     Args:
         anchors: (N, D), fp32 or fp64, rows of length at most 1.
         candidates: (K, D), likewise.
-        excluded_columns: (N, m) columns that are no negatives of the anchor; none by default.
+        excluded_columns: (N, m) indices of candidates that are not negatives of the anchor; none by
+            default.
         positives: (N, P) logits of the positives.
         inverse_temperature: 1 / T.
         powers: (E,) values of p, above 0.
-        reduce: differentiable and row by row; called once per block.
-        extra: (E, N) log-sum-exps of further negatives, joined to the candidates'.
+        reduce: a differentiable function that treats each row by itself; called once per block.
+        extra: (E, N) log-sum-exps of further negatives, which are added to the candidates.
 
     Returns:
         The scalar loss, and the (A, N) notes that ``reduce`` returns, without gradient.
@@ -117,12 +118,13 @@ class _BatchContrast(torch.autograd.Function):
         to_anchors, to_candidates, to_positives, to_extra = gradients
         wanted = any(g is not None for g in gradients)
         count, total, notes = len(anchors), anchors.new_zeros(()), []
-        # If the similarities' known bound is small enough, it replaces each row's maximum.
+        # Logits are at most 1 / T. If that is small enough, subtract it in place of each row's
+        # maximum.
         bounded = 2 * inverse_temperature * max(powers) <= _SAFE
         largest = anchors.new_full((1, 1), inverse_temperature)
         for part in tiles_of(count, tile):
             scaled = anchors[part] * inverse_temperature
-            # Without the bound, beta = 0 leaves it out.
+            # With beta=0, addmm ignores its first argument.
             logits = torch.addmm(-largest, scaled, candidates.T, beta=int(bounded))
             if excluded_columns is not None:
                 logits.scatter_(1, excluded_columns[part], float("-inf"))
@@ -176,13 +178,13 @@ class _BatchContrast(torch.autograd.Function):
 
 
 _SAFE_QUOTIENT = 60.0
-"""Exponents between -60 and 0 leave room in fp32 for their quotients and sums."""
+"""Quotients and sums of exponentials of numbers between -60 and 0 stay in the range of fp32."""
 _SHORTEST = 1e-12
-"""Shorter rows are divided by this instead, as ``torch.nn.functional.normalize`` does."""
+"""Rows shorter than this are divided by it, as ``torch.nn.functional.normalize`` does."""
 
 
 def two_view_fits(z: Tensor, inverse_temperature: float, beta: float) -> bool:
-    """Whether :func:`two_view_contrast` can compute a batch with the view ``z`` (N, D).
+    """Whether :func:`two_view_contrast` supports a batch whose views have the shape of ``z``.
 
     Example:
         >>> two_view_fits(torch.zeros(64, 128), inverse_temperature=5.0, beta=0.0)
@@ -199,21 +201,21 @@ def two_view_contrast(
     beta: float = 0.0,
     detach_weights: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean loss of every row of two views with its other view, against all other rows.
+    """Mean loss over all rows of two views: the other view is the positive, the rest negatives.
 
     ``log(1 + M_i exp(-s_i))`` with s_i the similarity to the other view over the temperature and
-    M_i the mass that :class:`solo_ext.losses.NegativeEstimator` estimates, as
-    :func:`batch_contrast` computes it, in half the time or less for small batches: the anchors are
-    the candidates, so one product gives all similarities and another all gradients.
+    M_i the mass that :class:`solo_ext.losses.NegativeEstimator` estimates. The result is that of
+    :func:`batch_contrast`, in half the time or less for small batches: anchors and candidates are
+    the same rows, so one product gives all similarities and another all gradients.
 
     Args:
-        z1, z2: (N, D), fp32 or fp64, of any scale; :func:`two_view_fits` must hold.
+        z1, z2: (N, D), fp32 or fp64, of any scale; :func:`two_view_fits` must be true.
         inverse_temperature: 1 / T.
-        tau_plus, beta, detach_weights: of the estimate.
+        tau_plus, beta, detach_weights: as in :class:`solo_ext.losses.NegativeEstimator`.
 
     Returns:
-        Without gradient but for the first: the scalar loss, that of each anchor (2, N), the mass
-        times ``(1 - tau_plus) exp(-1 / T)`` (2, N), and whether it lies above its floor (2, N).
+        The scalar loss; and without gradient the loss of each anchor (2, N), the mass times
+        ``(1 - tau_plus) exp(-1 / T)`` (2, N), and whether the mass is above its floor (2, N).
 
     Example:
         >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
@@ -245,16 +247,17 @@ class _TwoViews(torch.autograd.Function):
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         divisors = lengths.clamp(min=_SHORTEST)
         rows.div_(divisors)
-        # All similarities, minus the largest value that they can have.
+        # Logits minus their upper bound 1 / T.
         shift = rows.new_full((1, 1), -inverse_temperature)
         similar = torch.addmm(shift, rows, rows.T, alpha=inverse_temperature)
         own = _own(similar)
         positive = own[0, 1].exp()
         own.fill_(float("-inf"))
-        # Symmetric: exp(beta s), which is 1 for all negatives without beta, and exp((1 + beta) s).
+        # `low` is exp(beta s), not needed for beta = 0; `high` is exp((1 + beta) s). Both matrices
+        # are symmetric.
         low: Tensor | None
         if beta == 1:
-            # A product costs less than an exponential.
+            # A square costs less than a second exponential.
             low = similar.exp_()
             high = low * low
         else:
@@ -274,14 +277,14 @@ class _TwoViews(torch.autograd.Function):
         ctx.gradient = None
         ctx.mark_non_differentiable(losses, mass, kept)
         if any(ctx.needs_input_grad[:2]):
-            # The slopes below are those of the sum of the losses, times (1 - tau); `factor`
-            # divides that out.
+            # The gradients below are those of the summed losses, times (1 - tau); `factor` turns
+            # them into those of the mean loss.
             total = torch.add(positive, mass, alpha=1 / rest)
             of_mass = torch.div(kept, total)
             of_positive = (mass / total).addcmul_(positive, of_mass, value=tau * count)
             of_pair = of_positive.sum(0).neg_()
-            # The slope of a row is that of the quotient of both sums. A similarity belongs to
-            # the two rows at its ends and gets the slopes of both.
+            # `slope` is the gradient to the quotient of a row's two sums. A similarity occurs in
+            # the sums of two rows and gets the gradients of both.
             slope = of_mass.view(-1)
             if sums is not None:
                 slope = slope.div(sums).mul_(count)
@@ -295,7 +298,8 @@ class _TwoViews(torch.autograd.Function):
             own[1, 0].copy_(of_pair)
             factor = inverse_temperature / (2 * images * rest)
             gradient = torch.addmm(shift, slopes, rows, beta=0, alpha=factor)
-            # Backward of the normalisation: removes the part along the row, unless clamped.
+            # Backward pass of the normalisation: remove the component along the row, except for
+            # rows whose length was clamped.
             along = torch.linalg.vecdot(gradient, rows).unsqueeze(1).mul_(lengths >= _SHORTEST)
             ctx.gradient = gradient.addcmul_(rows, along, value=-1).div_(divisors)
         return losses.mean(), losses, mass, kept

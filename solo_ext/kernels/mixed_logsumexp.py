@@ -1,4 +1,4 @@
-"""Log-sum-exp over a queue and over mixtures of its hardest rows, without making the mixtures."""
+"""Log-sum-exp over a queue and over mixtures of its hardest rows, which are never computed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from solo_ext.kernels.dispatch import once_differentiable, tile_rows, tiles_of
 
 
 class MixDraws(NamedTuple):
-    """MoCHi's draws for each query.
+    """Indices and coefficients of MoCHi's mixtures for each query.
 
-    Indices count the query's hardest negatives, the hardest first, from 0.
+    An index is a rank among the query's hardest negatives; 0 is the hardest.
 
     Attributes:
-        pair_indices: (N, s, 2) whole numbers, the two negatives of each mixture.
-        alpha: (N, s) in (0, 1), the share of the first.
-        single_indices: (N, s') the negative that is mixed with the query.
-        beta: (N, s') in (0, 0.5), the share of the query.
+        pair_indices: (N, s, 2) integers, the two negatives of each mixture.
+        alpha: (N, s) in (0, 1), the coefficient of the first one.
+        single_indices: (N, s') integers, the negative that is mixed with the query.
+        beta: (N, s') in (0, 0.5), the coefficient of the query.
 
     Example:
         >>> MixDraws(*(torch.zeros(4, *s) for s in ((5, 2), (5,), (3,), (3,)))).alpha.shape
@@ -40,7 +40,7 @@ class MixedLogSumExp(NamedTuple):
 
     Attributes:
         lse: (E, N) log-sum-exps.
-        hardest: (N,) mean similarity of the mined rows, without gradient.
+        hardest: (N,) mean similarity of the hardest rows, without gradient.
         mixed: (N,) mean similarity of the mixtures, without gradient.
 
     Example:
@@ -72,26 +72,26 @@ def mixed_logsumexp(
 ) -> MixedLogSumExp:
     """Log-sum-exp over all rows of a table and over normalised mixtures of its hardest rows.
 
-    A mixture's similarity needs no coordinates: that of ``(alpha n_i + (1 - alpha) n_j) / |.|`` is
-    ``(alpha q.n_i + (1 - alpha) q.n_j) / |.|``, and ``|.|^2 = alpha^2 + (1 - alpha)^2 + 2 alpha
-    (1 - alpha) n_i.n_j``; likewise with the query in place of n_i. Mixtures are constants to the
-    gradient, which is a weighted sum of the table's rows; the tiled form computes it in the forward
-    pass.
+    A mixture's similarity follows from dot products: that of ``(alpha n_i + (1 - alpha) n_j) /
+    |.|`` is ``(alpha q.n_i + (1 - alpha) q.n_j) / |.|``, and ``|.|^2 = alpha^2 + (1 - alpha)^2 +
+    2 alpha (1 - alpha) n_i.n_j``; likewise with the query in place of n_i. Mixtures are constants,
+    so the query's gradient is a weighted sum of the table's rows and of the mixtures; the tiled
+    form computes it in the forward pass.
 
     Args:
         query: (N, D) unit rows, fp32 or fp64; the only input that gets a gradient.
         table: (K, D) unit rows, of the query's dtype, K at least ``num_hard`` + m.
         inverse_temperature: factor of the similarities.
-        draws: of the mixtures, at least one for each query.
-        num_hard: how many of the most similar rows are mixed.
+        draws: indices and coefficients of the mixtures, at least one for each query.
+        num_hard: number of the most similar rows that are mixed.
         powers: (E,) as in :func:`solo_ext.kernels.tables.table_logsumexp`.
-        excluded_columns: (N, m) rows of the table that are no negatives of the query; none by
-            default.
-        query_ids: (N,) whole numbers; rows with the query's id are no negatives of it either.
+        excluded_columns: (N, m) indices of rows of the table that are not negatives of the query;
+            none by default.
+        query_ids: (N,) integers; rows with the query's id are not its negatives either.
         table_ids: (K,) ids of the rows; only together with ``query_ids``.
-        with_table: whether the table's rows are summed too, or the mixtures only.
-        ranked: whether indices count from the hardest down, which takes a sort; otherwise they
-            mean the hardest rows in any order, which is enough for random indices.
+        with_table: whether to sum the table's rows too, or only the mixtures.
+        ranked: whether index 0 must be the hardest row, which takes a sort; otherwise the hardest
+            rows are in any order, which is enough for random indices.
 
     Example:
         The mixture of a row with itself is that row:
@@ -114,7 +114,7 @@ def mixed_logsumexp(
             values, top = logits.topk(num_hard, dim=1, sorted=ranked)
             cosine, columns, shares, of_query = _mix(logits, table, top, draws)
         pairs = draws.alpha.shape[1]
-        # Mixtures are constants, and so is the query's share of a mixture with the query.
+        # Mixtures are constants, also the query as a part of a mixture: it is detached.
         parts = logits.gather(1, columns) * shares
         of_pairs = parts[:, : 2 * pairs].reshape(len(query), pairs, 2).sum(2)
         own = of_query * torch.linalg.vecdot(query, query.detach()).unsqueeze(1)
@@ -143,7 +143,7 @@ def _cosines(
     query_ids: Tensor | None,
     table_ids: Tensor | None,
 ) -> Tensor:
-    """Similarities (N, K), minus infinity where a row is no negative of the query."""
+    """Similarities (N, K), minus infinity where a row is not a negative of the query."""
     logits = query @ table.T
     if excluded_columns is not None:
         logits = logits.scatter_(1, excluded_columns, float("-inf"))
@@ -155,17 +155,17 @@ def _cosines(
 def _mix(
     logits: Tensor, table: Tensor, top: Tensor, draws: MixDraws
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Cosines of the mixtures (n, s + s'), and what they are made of.
+    """Cosines of the mixtures (n, s + s'), and their parts with coefficients.
 
-    That is rows of the table and their shares in the normalised mixture, (n, 2 s + s') each, and
-    the query's share (n, s').
+    The parts are rows of the table: indices and coefficients in the normalised mixture,
+    (n, 2 s + s') each; and the query: coefficients (n, s').
     """
     pair_indices, alpha, single_indices, beta = draws
     count, pairs = alpha.shape
     columns = top.gather(1, pair_indices.flatten(1).long())
     first, second = logits.gather(1, columns).view(count, pairs, 2).unbind(2)
     # n_i.n_j = |n_i + n_j|^2 / 2 - 1 for unit rows. embedding_bag and vector_norm read the rows
-    # once and copy neither them nor their sums, which gathering and multiplying would.
+    # once, without the copies that gathering and multiplying would make.
     both = F.embedding_bag(columns.view(-1, 2), table, mode="sum")
     product = (torch.linalg.vector_norm(both, dim=1).square() / 2 - 1).view(count, pairs)
     other = 1 - alpha
@@ -240,7 +240,7 @@ class _Mixed(torch.autograd.Function):
                     means.append(mean.mul_((factor / total).unsqueeze(1)))
 
         def by_power(parts: list[Tensor]) -> Tensor:
-            """Blocks by powers as powers by queries."""
+            """Joins the blocks of each power: a list by block and power becomes (E, N, ...)."""
             number = len(powers)
             return torch.stack([torch.cat(parts[e::number]) for e in range(number)])
 

@@ -20,7 +20,7 @@ class NearestRows(NamedTuple):
     Attributes:
         index: (N, k) rows of the table.
         similarity: (N, k) dot products with the query, fp32 (fp64 for fp64 queries); minus
-            infinity if too few rows were allowed; the index is then that of any row.
+            infinity, with an arbitrary index, if ids leave fewer than k rows.
 
     Example:
         >>> found = nearest_rows(torch.eye(2, 3), torch.eye(3), k=1)
@@ -43,17 +43,16 @@ def nearest_rows(
 ) -> NearestRows:
     """Finds the rows of a table with the largest dot product with each query.
 
-    ``argmax_j q_i . t_j`` over the rows whose id differs from the query's; among equally similar
-    rows the first. The table is read once; unless the matrix is small, memory does not grow with K.
-    Products are computed in fp32 also under autocast, or the row is the one that fp32 finds. There
-    is no gradient.
+    ``argmax_j q_i . t_j`` over the rows whose id differs from the query's; the first row among
+    equally similar ones. The table is read once; except in the plain form, memory does not grow
+    with K. The rows are those that fp32 products find, also under autocast. There is no gradient.
 
     Args:
-        query: (N, D); look up the views of a batch in one call, which reads the table once.
-        table: (K, D), unit rows for the neighbours by cosine.
+        query: (N, D); pass all views of a batch in one call, which reads the table once.
+        table: (K, D); unit rows give neighbours by cosine.
         k: number of rows to find, in [1, K]; each one beyond the first reads every tile once more.
-        query_ids: (N,) whole numbers; rows with the query's id, such as earlier embeddings of the
-            same image, are not its neighbours.
+        query_ids: (N,) integers; rows with the query's id, such as earlier embeddings of the same
+            image, are not its neighbours.
         table_ids: (K,) ids of the rows; only together with ``query_ids``.
 
     Returns:
@@ -102,7 +101,7 @@ def _by_tiles(
     table_ids: Tensor | None,
     rows: int,
 ) -> NearestRows:
-    # Best first: (N, 1) rows of the table, and their similarities.
+    # Indices and similarities of the best rows so far, in parts whose columns are best first.
     index: list[Tensor] = []
     best: list[Tensor] = []
     for part in tiles_of(len(table), rows):

@@ -1,4 +1,4 @@
-"""Cross-entropy with assignments to prototypes that learn."""
+"""Cross-entropy with assignments to learnable prototypes as targets."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def prototype_contrast(
 
     ``loss = sum_vu w_vu mean_i [-p_u[i].s_v[i] + log sum_k q_k exp(s_v[i, k])]``, ``s_v[i, k] =
     student_v[i].prototypes[k] / T``. A sample's loss depends on its own similarities only, so the
-    tiled form computes the gradients to student and prototypes in the forward pass, block by block,
-    and of all (N, K) matrices holds only the assignments' exponentials whole.
+    tiled form computes the gradients to student and prototypes in the forward pass, block by block;
+    the only whole (N, K) matrices are then the exponentials in the assignments.
 
     Args:
         student: (V, N, D) rows of length at most 1, fp32 or fp64.
@@ -61,7 +61,7 @@ def prototype_contrast(
     count = student.shape[1]
 
     def plain(student: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # The factors of the product may be bf16, and the gradient still reaches the prototypes.
+        # Convert `prototypes` again rather than use `table`, which has no gradient.
         factors = (student * inverse_temperature).to(table.dtype)
         logits = (factors @ prototypes.to(table.dtype).T).to(student.dtype)
         with torch.no_grad():
@@ -114,8 +114,8 @@ class _Contrast(torch.autograd.Function):
             exponentials = held[: rows.stop - rows.start]
             factors = (student[view, rows] * inverse_temperature).to(table.dtype)
             own = weights[view].sum() / count
-            # Of each teacher view: exponentials, factors of the prototypes, and factors of the
-            # samples in the mean loss of this student view.
+            # For each teacher view: exponentials, factors of the prototypes, and factors of the
+            # samples, which include the weight of a sample in the mean loss.
             targets = [
                 (a.matrix[rows], a.columns, a.rows[rows] * (w / count))
                 for a, w in zip(assignments, weights[view], strict=True)

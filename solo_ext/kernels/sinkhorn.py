@@ -1,7 +1,7 @@
-"""Assignments of samples to prototypes, balanced over the batch or not, as scaling vectors.
+"""Assignments of samples to prototypes: softmax, or balanced over the batch by Sinkhorn-Knopp.
 
-:func:`plain_sinkhorn` is the algorithm. :func:`assign` leaves its matrix of exponentials as it is
-and updates only one factor per row and column, which reads the matrix once per iteration.
+:func:`plain_sinkhorn` is the algorithm. :func:`assign` does not change the matrix of exponentials,
+only one factor per row and per column, so that each iteration reads the matrix once.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def plain_sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
 
 
 Logits = Callable[[slice, slice], Tensor]
-"""Returns scores over epsilon for some samples and prototypes; callers may overwrite them."""
+"""Returns scores over epsilon for slices of samples and prototypes; they may be overwritten."""
 
 SAFE_EXPONENT = 40.0
-"""Exponents up to +-40, and their sums over any K and N, stay normal numbers in fp32."""
+"""Exponentials of numbers up to +-40, and their sums over any K and N, are normal fp32 numbers."""
 
 _SPAN = 3
-"""Number of iterations for which scaling vectors stay in fp32's range, whatever the scores: each
-iteration can change them by a factor of K or N, up to about 2^20."""
+"""Number of iterations for which scaling vectors stay in fp32's range, for any scores: an iteration
+can change them by a factor of K or N, up to about 2^20."""
 
 
 class Assignment(NamedTuple):
     """Probabilities ``P = diag(rows) matrix diag(columns)``, whose rows sum to 1.
 
     Attributes:
-        matrix: (N, K) exponentials, not negative.
+        matrix: (N, K) exponentials E, not negative.
         rows: (N,) factors of the samples.
         columns: (K,) factors of the prototypes.
         mean: (K,) mean of P over the samples of all ranks; sums to 1.
@@ -81,18 +81,18 @@ def assign(
     """Softmax over the prototypes, or its balanced version by Sinkhorn-Knopp, as scaling vectors.
 
     An iteration first gives each prototype the same mass over the samples of all ranks, then each
-    sample mass 1. Only the factors change: ``columns = 1 / sum_i E_ik rows_i``, ``rows = 1 /
-    sum_k E_ik columns_k``; both sums come from one read of E, in blocks of samples.
+    sample mass 1. Only the factors of the exponentials E change: ``columns = 1 / sum_i E_ik
+    rows_i``, ``rows = 1 / sum_k E_ik columns_k``; one pass over E in blocks gives both sums.
 
     Args:
         logits: of this rank's samples, of any range.
-        shape: (N, K), N of the local samples; may differ between ranks.
+        shape: (N, K), with N local samples; N may differ between ranks.
         like: tensor whose device and dtype, fp32 or fp64, are used.
-        iterations: the same on every rank; 0: softmax, all factors of the prototypes 1.
+        iterations: the same on every rank; 0 gives the softmax, with all prototype factors 1.
         bound: largest absolute value of any logit on any rank; ``None`` if unknown.
-        storage: dtype of E; ``torch.bfloat16`` is good to 0.4% of each entry.
+        storage: dtype of E; ``torch.bfloat16`` is accurate to 0.4% of each entry.
         products: whether ``logits`` computes matrix products, which are faster for many samples at
-            a time, rather than reading from memory.
+            a time, or only reads from memory.
 
     Example:
         >>> scores = torch.randn(8, 4)
@@ -114,7 +114,7 @@ def assign(
 
 
 def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tensor:
-    """Fills in the exponentials and returns their sums (K,) over the samples of all ranks."""
+    """Writes exponentials to ``matrix``; returns their sums (K,) over the samples of all ranks."""
     count, width = matrix.shape
 
     def fill(matrix: Tensor, tile: tuple[int, int]) -> Tensor:
@@ -136,7 +136,7 @@ def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tenso
 
 
 def _sweep(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of the samples, then the masses (K,) that prototypes have without their factors."""
+    """Factors of the samples, and the prototypes' masses (K,) before their own factors."""
 
     def sweep(matrix: Tensor, columns: Tensor, tile: int) -> tuple[Tensor, Tensor]:
         rows, masses = columns.new_empty(matrix.shape[0]), torch.zeros_like(columns)
@@ -151,13 +151,13 @@ def _sweep(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         "plain": partial(sweep, tile=max(count, 1)),
         "tiles": partial(sweep, tile=tile_rows(columns, width, 4)),
     }
-    # Ranks exchange after the choice, so that each may make its own.
+    # The sum over ranks is not part of a form, because each rank may choose another form.
     rows, masses = dispatch.run("sinkhorn_sums", forms, [matrix, columns], width)
     return rows, sum_over_ranks(masses)
 
 
 def _columns(matrix: Tensor, masses: Tensor, iterations: int) -> Tensor:
-    """Factors of the prototypes from their masses over all ranks; 1 if there is no iteration."""
+    """Factors of the prototypes, from their masses over all ranks; 1 for 0 iterations."""
     if not iterations:
         return torch.ones_like(masses)
     columns = masses.reciprocal()
@@ -169,11 +169,11 @@ def _columns(matrix: Tensor, masses: Tensor, iterations: int) -> Tensor:
 def _shifted(
     logits: Logits, matrix: Tensor, like: Tensor, iterations: int, products: bool
 ) -> Tensor:
-    """Fills in exponentials of scores of any range and returns the factors of the prototypes.
+    """Writes exponentials of logits of any range to ``matrix``; returns the prototypes' factors.
 
-    E is shifted by the largest logit of each prototype and then by the largest of each sample, so
-    that every row and every column holds a 1; the factors undo the shift. Every few iterations the
-    factors are moved into the exponents.
+    The largest logit of each prototype is subtracted, then the largest of each sample, so that
+    every row and every column of E has a 1; the factors undo these shifts. After every ``_SPAN``
+    iterations, the factors are moved into the exponents.
     """
     parts = list(tiles_of(len(matrix), tile_rows(like, matrix.shape[1], 64 if products else 4)))
     if not iterations:
@@ -197,7 +197,7 @@ def _shifted(
             if not begin:
                 top = block.amax(1)
                 rows[part] = -top
-                # The first iteration sums the scores without the shift by samples.
+                # The first iteration's sums must not contain the shifts of the samples.
                 weights = top.exp()
             torch.exp(block.add_(rows[part].unsqueeze(1)), out=matrix[part])
             masses.addmv_(matrix[part].to(shifts.dtype).T, weights)

@@ -1,8 +1,8 @@
 """Log-sum-exps of similarities to a large constant table, and means of its rows.
 
-The plain form holds the matrix of similarities of N queries to K rows. The one in tiles and, on a
-GPU, the Triton kernel of ``fused_logsumexp`` read the table once and hold only a part of it, so
-that memory does not grow with K. :func:`solo_ext.kernels.dispatch.run` chooses.
+The plain form holds the matrix of similarities of N queries to K rows. The tiled form and, on a
+GPU, the Triton kernel of ``fused_logsumexp`` read the table once and hold a part of that matrix
+at a time, so that memory does not grow with K. :func:`solo_ext.kernels.dispatch.run` chooses.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from solo_ext.kernels import dispatch
 from solo_ext.kernels.dispatch import once_differentiable, tile_rows, tiles_of
 
 BOUND = 40.0
-"""Up to +-40, sums of exponentials neither overflow in fp32 nor lose terms that matter."""
+"""For logits up to +-40, sums of exponentials neither overflow in fp32 nor lose relevant terms."""
 
 
 class Sweep(NamedTuple):
-    """One pass over a table, as :func:`table_logsumexp` describes it.
+    """Settings of one pass over a table; names are those of :func:`table_logsumexp`.
 
     Attributes:
-        ids: those of the queries and of the table.
-        bounded: whether sums need no running maximum.
+        ids: ids of the queries, and of the rows of the table.
+        bounded: whether logits are small enough to sum without a running maximum.
 
     Example:
         >>> Sweep(scale=5.0, columns=torch.tensor([0, 2])).powers
@@ -42,7 +42,7 @@ class Sweep(NamedTuple):
 
 
 Sums = Callable[[Sweep, Tensor, Tensor, bool], tuple[Tensor, Tensor | None, Tensor]]
-"""Maps a sweep, queries, a table, and whether means are wanted, as :func:`tiled_sums` does."""
+"""A function with the arguments and results of :func:`tiled_sums`."""
 
 
 def plain_sums(sweep: Sweep, query: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,7 @@ def plain_sums(sweep: Sweep, query: Tensor, table: Tensor) -> tuple[Tensor, Tens
 
 
 def with_slopes(sums: Sums, sweep: Sweep, query: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-sum-exps (E, N) and largest logits (N,), with the query's gradient from the means.
+    """Log-sum-exps (E, N) with the query's gradient, which is the mean; largest logits (N,).
 
     Example:
         >>> query, table = torch.randn(4, 8, requires_grad=True), torch.randn(1000, 8)
@@ -107,7 +107,7 @@ class _WithSlopes(torch.autograd.Function):
 def tiled_sums(
     sweep: Sweep, query: Tensor, table: Tensor, wanted: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Log-sum-exps (E, N), means of the rows (E, N, D) if ``wanted``, largest logits (N,).
+    """Log-sum-exps (E, N), softmax means of rows (E, N, D) if ``wanted``, largest logits (N,).
 
     Example:
         >>> query, table = torch.randn(4, 8), torch.randn(1000, 8)
@@ -151,7 +151,7 @@ def tiled_sums(
     lse = torch.stack([s.largest + s.total.log() for s in sums])
     means = torch.stack([s.mean for s in sums if s.mean is not None]) if wanted else None
     if means is not None:
-        # The total is above 0 except for an empty table, whose mean is 0.
+        # The total is 0 only if no row has weight; the mean is then 0.
         tiny = torch.finfo(query.dtype).tiny
         means /= torch.stack([s.total for s in sums]).clamp_(min=tiny).unsqueeze(2)
     return lse, means, largest
@@ -160,7 +160,8 @@ def tiled_sums(
 class _Sum:
     """Running sum of one power's exponentials, and of the rows weighted by them.
 
-    Both are divided by ``exp(largest)``, the largest logit so far; it is 0 for bounded logits.
+    Both are divided by ``exp(largest)``; ``largest`` is the largest logit so far, or 0 for bounded
+    logits.
     """
 
     def __init__(self, query: Tensor, wanted: bool, bounded: bool) -> None:
@@ -170,7 +171,7 @@ class _Sum:
         self.mean = torch.zeros_like(query) if wanted else None
 
     def add(self, logits: Tensor, rows: Tensor, narrow: Tensor | None) -> None:
-        """Adds a tile of logits; overwrites it and ``narrow``, the buffer for a narrow copy."""
+        """Adds a tile of logits; overwrites it and ``narrow``, a buffer in the factors' dtype."""
         if not self._bounded:
             grown = torch.maximum(self.largest, logits.amax(1))
             # If no row has weight yet, the maximum is -inf: -inf - (-inf) would be NaN.
@@ -206,27 +207,27 @@ def table_logsumexp(
 ) -> tuple[Tensor, Tensor]:
     """Log-sum-exp over the rows of a constant table.
 
-    ``lse_ei = log sum_j w_j exp(p_e scale q_i . t_j)``. Unless the plain form is chosen, the
-    query's gradient ``sum_j softmax_ij p scale t_j`` is computed along the way, and the table is
-    not kept for the backward pass.
+    ``lse_ei = log sum_j w_j exp(p_e scale q_i . t_j)``. Except in the plain form, the query's
+    gradient ``sum_j softmax_ij p scale t_j`` is computed in the forward pass, and the table is not
+    kept for the backward pass.
 
     Args:
         query: (N, D), fp32 or fp64; the only input that gets a gradient.
         table: (K, D), of the query's dtype or of that of the factors; K may be 0.
         scale: inverse temperature.
         powers: (E,) values of p above 0, all computed from the same similarities.
-        columns: (C,) rows of the table that are summed, repeats allowed; by default each once.
+        columns: (C,) indices of the rows that are summed, with repeats; by default each row once.
         log_weight: (C,) log w; minus infinity leaves a row out; all zero by default.
-        query_ids: (N,) whole numbers; rows with the query's id are left out of its sum.
+        query_ids: (N,) integers; rows with the query's id are left out of its sum.
         table_ids: (C,) ids of the rows that are summed; only together with ``query_ids``.
-        unit: whether no ``|q_i . t_j|`` is above 1. Up to a scale and power of :data:`BOUND` the
-            sums then need no running maximum.
-        compute_dtype: of the factors of matrix products, ``torch.bfloat16`` for example; sums and
-            exponentials stay in the query's dtype, which is also the default.
+        unit: whether no ``|q_i . t_j|`` is above 1. If power times scale is then at most
+            :data:`BOUND`, the sums need no running maximum.
+        compute_dtype: dtype of the factors of matrix products, ``torch.bfloat16`` for example; sums
+            and exponentials stay in the query's dtype, which is also the default.
 
     Returns:
         ``lse`` (E, N), minus infinity where no row has weight, and the largest ``scale q_i . t_j``
-        (N,) without gradient, over rows without weight too; NaN where it was not needed.
+        (N,) without gradient, also over rows without weight; it may be NaN if ``unit``.
 
     Example:
         >>> query, table = torch.randn(4, 8), torch.randn(1000, 8)
@@ -254,7 +255,7 @@ def table_logsumexp(
 def table_mean(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """``log sum_j exp(scale q_i . t_j)`` (N,) and ``sum_j softmax_j(scale q_i . t_j) t_j`` (N, D).
 
-    Of queries (N, D) and a table (K, D), fp32 or fp64, without gradient; zero means for K = 0.
+    For queries (N, D) and a table (K, D), fp32 or fp64, without gradient; means are 0 for K = 0.
 
     Example:
         >>> query, table = torch.randn(4, 8), torch.randn(1000, 8)
@@ -284,7 +285,7 @@ def table_mean(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tens
 def _fused_sums(query: Tensor) -> Sums | None:
     if not dispatch.has_fused(query):
         return None
-    # Where torch is installed without Triton, this file cannot be imported.
+    # Import it only here: without Triton, the import would fail.
     from solo_ext.kernels.fused_logsumexp import fused_sums
 
     return fused_sums

@@ -1,16 +1,15 @@
 """Losses: pure functions, tensors in, scalar out, one file for each family of papers.
 
-A file begins with its formula. Where a fused kernel computes the loss, the formula is a plain form
-(``plain_...``), which the kernel is tested against, and the function below it decides which of the
-two runs; elsewhere the loss itself is the formula. Start with ``info_nce`` (a queue, and PCL's
-prototypes), then ``contrastive`` (batches, debiased and hard negatives), which ``mochi`` and
-``nnclr`` build on. ``protocpc`` and ``seed`` are for distillation. ``nce`` (and CLIP),
-``metric``, ``margin`` and ``alignment`` hold the classical ones. Every loss is registered in
-``LOSSES``.
+If a fused kernel computes a loss, the file begins with the formula in a plain form
+(``plain_...``), which tests compare the kernel with; otherwise the loss function itself is the
+formula. Start with ``info_nce`` (a queue, and PCL's prototypes), then ``contrastive`` (batches,
+debiased and hard negatives), which ``mochi`` and ``nnclr`` build on. ``protocpc`` and ``seed`` are
+for distillation. ``nce`` (and CLIP), ``metric``, ``margin`` and ``alignment`` hold the classical
+losses. Every loss is registered in ``LOSSES``.
 
-What holds for all: they compute in fp32, or fp64 for fp64 input, also under autocast, wait for no
-device, and compile to one graph. Without a negative, or a positive, a loss is zero that carries the
-graph. ValueError says which shape does not fit, or which setting is out of range.
+All losses compute in fp32 (fp64 for fp64 input), also under autocast, never wait for the device,
+and compile to one graph. If there is no negative or no positive, the loss is a zero that can still
+be differentiated. Wrong shapes and settings out of range raise ValueError.
 """
 
 from solo_ext.kernels.mixed_logsumexp import MixDraws

@@ -1,4 +1,4 @@
-"""How embeddings lie on the sphere: alignment and uniformity, losses; effective rank and spread."""
+"""Alignment and uniformity as losses; effective rank and spread as measures of collapse."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from solo_ext.losses.metric import own_pairs, pairwise_distances, row_distances
     arxiv="2005.10242",
 )
 def alignment_loss_func(x: Tensor, y: Tensor, alpha: float = 2) -> Tensor:
-    """Mean distance of positive pairs, to a power.
+    """Mean distance of positive pairs, raised to a power.
 
     ``|x_i - y_i|^alpha``, mean over the pairs (Wang and Isola, ICML 2020).
 
     Args:
-        x: (N, D), of unit length in the paper; used as it is.
+        x: (N, D), unit rows in the paper; not normalised here.
         y: (N, D), row i is paired with row i of ``x``.
         alpha: above 0.
 
@@ -42,7 +42,7 @@ def alignment_loss_func(x: Tensor, y: Tensor, alpha: float = 2) -> Tensor:
     check_positive(alpha=alpha)
     x, y = full_precision(x, y)
     distances = row_distances(x, y)
-    # Equal rows are left out: for alpha below 1 the slope of the power at 0 is infinite.
+    # Mask equal rows: for alpha below 1, the gradient of the power is infinite at distance 0.
     apart = distances > 0
     powers = torch.where(apart, distances, 1.0).pow(alpha)
     return torch.where(apart, powers, 0.0).mean()
@@ -58,15 +58,15 @@ def alignment_loss_func(x: Tensor, y: Tensor, alpha: float = 2) -> Tensor:
 def uniformity_loss_func(x: Tensor, t: float = 2) -> Tensor:
     """Logarithm of the mean Gaussian potential of all pairs.
 
-    ``log mean_{i < j} exp(-t |x_i - x_j|^2)`` over the pairs of the joined batch; the same on
-    every process (Wang and Isola, ICML 2020).
+    ``log mean_{i < j} exp(-t |x_i - x_j|^2)`` over the pairs of the joined batch, so that all
+    ranks return the same value (Wang and Isola, ICML 2020).
 
     Args:
-        x: (N, D), of unit length in the paper; used as it is.
+        x: (N, D), unit rows in the paper; not normalised here.
         t: above 0.
 
     Returns:
-        Scalar, at most 0; zero that carries the graph for a single row.
+        Scalar, at most 0; a differentiable zero if the joined batch has a single row.
 
     Example:
         >>> uniformity_loss_func(torch.eye(3))  # all pairs have the squared distance 2
@@ -86,7 +86,7 @@ def uniformity_loss_func(x: Tensor, t: float = 2) -> Tensor:
 
 @torch.no_grad()
 def effective_rank(x: Tensor) -> Tensor:
-    """Number of directions that embeddings use: exponential of the entropy of singular values.
+    """Effective number of dimensions: the exponential of the entropy of the singular values.
 
     ``exp(-sum_k p_k log p_k)`` with ``p_k = sigma_k / sum_l sigma_l`` over the singular values of
     x (Eq. 1 of Garrido et al., ICML 2023, arXiv 2210.02885; ``0 log 0 = 0`` in place of an
@@ -98,7 +98,7 @@ def effective_rank(x: Tensor) -> Tensor:
 
     Returns:
         Scalar in [1, min(N, D)] without gradient, fp32 (fp64 for fp64 input): 1 for collapsed and
-        for zero rows, D for an isotropic cloud of many; NaN where a value is not finite.
+        for zero rows, about D for many isotropic rows; NaN if any value is not finite.
 
     Example:
         >>> effective_rank(torch.eye(3))
@@ -107,7 +107,7 @@ def effective_rank(x: Tensor) -> Tensor:
     check_rows(x=x)
     (x,) = full_precision(x)
     finite = x.isfinite().all()
-    # Replace what is not finite: a diverged run should log NaN, not fail in the decomposition.
+    # Decompose zeros if a value is not finite: a diverged run should log NaN, not raise here.
     values = torch.linalg.svdvals(torch.where(finite, x, 0))
     share = values / values.sum().clamp(min=torch.finfo(x.dtype).tiny)
     rank = torch.special.entr(share).sum().exp()
@@ -116,17 +116,17 @@ def effective_rank(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spread(x: Tensor) -> Tensor:
-    """How far unit embeddings spread over the sphere: 0 for constant ones, 1 for isotropic ones.
+    """Spread of normalised embeddings over the sphere: 0 if they are constant, 1 if isotropic.
 
     ``sqrt(D) / D * sum_d std_d(x / |x|)``, the standard deviation over the batch, as in section 4.1
-    of Chen and He, CVPR 2021, arXiv 2011.10566, but for the factor ``sqrt(D)``.
+    of Chen and He, CVPR 2021, arXiv 2011.10566, which has no factor ``sqrt(D)``.
 
     Args:
         x: (N, D), of any scale.
 
     Returns:
         Scalar in [0, 1] without gradient, fp32 (fp64 for fp64 input); NaN for fewer than two rows,
-        and where a value is not finite.
+        and if a value is not finite.
 
     Example:
         >>> spread(torch.eye(3)[[0, 0]])

@@ -1,4 +1,4 @@
-"""The table of losses, and the checks of arguments that they share."""
+"""The registry of losses, and the argument checks that they share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOSSES: Registry[Callable[..., Tensor]] = Registry("loss")
 
 
 def check_rows(**rows: Tensor) -> None:
-    """Raises ValueError unless all tensors, given by name, are (N, D) and of one shape.
+    """Raises ValueError unless all tensors, given by name, have the same shape (N, D).
 
     Example:
         >>> import torch
@@ -56,7 +56,7 @@ def check_not_negative(**values: float) -> None:
 
 
 def unit_rows(**rows: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of one shape (N, D) as unit rows in full precision.
+    """Normalises the rows of tensors of the same shape (N, D), in full precision.
 
     Raises:
         ValueError: as :func:`check_rows`.
@@ -72,7 +72,7 @@ def unit_rows(**rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def check_table(name: str, table: Tensor, like: Tensor) -> None:
-    """Raises ValueError unless the table is (K, D) with the D of rows (..., D).
+    """Raises ValueError unless the table is (K, D), with D the last dimension of ``like``.
 
     Example:
         >>> import torch

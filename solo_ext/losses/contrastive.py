@@ -1,9 +1,9 @@
 """The contrastive family: NT-Xent, debiased, hard-negative, and InfoNCE with any candidates.
 
-All are ``-log(exp(s+) / (exp(s+) + N g))``, s the cosine over the temperature, and differ in what
-the N negatives are and in the estimate g of their mean exponential. :func:`plain_contrastive` is
-the formula; :func:`contrastive` computes the same in log space without the matrix of similarities.
-The named losses at the end give it two views of a batch.
+Each loss is ``-log(exp(s+) / (exp(s+) + N g))``, with s the cosine over the temperature. They
+differ in what the N negatives are, and in g, which estimates the mean of exp(s) over them.
+:func:`plain_contrastive` is the formula; :func:`contrastive` computes the same in log space, by
+fused kernels. The named losses at the end apply it to two views of a batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def plain_contrastive(
     tau_plus: float = 0.0,
     beta: float = 0.0,
 ) -> Tensor:
-    """The family's formula on the whole matrix of similarities; the reference of the rest.
+    """The formula on the whole matrix of similarities; tests compare all other forms with it.
 
     Shapes as in :func:`contrastive`, settings as in :class:`NegativeEstimator`.
 
@@ -66,21 +66,21 @@ def plain_contrastive(
 
 @dataclass(frozen=True)
 class NegativeEstimator:
-    """Estimate of the summed exponentials of true negatives, from samples that are not all true.
+    """Estimates the mass (sum of exp(s)) of true negatives from candidates with false ones.
 
-    ``N max((R - tau_plus P) / (1 - tau_plus), exp(-1 / T))`` with ``R`` the mean of ``exp(s_k)``
-    over the N candidates, weighted by ``exp(beta s_k)``, ``P`` that over the positives, and s the
-    cosine over the temperature T: plain with ``tau_plus = beta = 0``, debiased with ``beta = 0``
-    (Chuang et al., arXiv 2007.00224, Eq. 7 and 8), hard with both (Robinson et al., arXiv
-    2010.04592, Eq. 4).
+    ``N max((R - tau_plus P) / (1 - tau_plus), exp(-1 / T))``, where ``R`` is the mean of
+    ``exp(s_k)`` over the N candidates, weighted by ``exp(beta s_k)``, ``P`` the same mean over the
+    positives, and s the cosine over the temperature T. With ``tau_plus = beta = 0`` it is plain
+    InfoNCE, with ``beta = 0`` debiased (Chuang et al., arXiv 2007.00224, Eq. 7 and 8), with both
+    settings it weights hard negatives (Robinson et al., arXiv 2010.04592, Eq. 4).
 
     Args:
-        tau_plus: in [0, 1), share of candidates that are of the anchor's own class.
+        tau_plus: in [0, 1), expected share of candidates that have the anchor's class.
         beta: 0 or more, concentration on the candidates most similar to the anchor.
-        detach_weights: no gradient through the weights.
+        detach_weights: whether the weights get no gradient.
 
     Example:
-        Ten candidates of similarity 1 to the anchor, like its positive, weigh ``10 exp(1)``:
+        If ten candidates and the positive all have the logit 1, the mass is ``10 exp(1)``:
 
         >>> lse = torch.full((1, 1), math.log(10) + 1)
         >>> mass, floored = NegativeEstimator(0.1)(lse, torch.ones(1, 1), 10, temperature=0.5)
@@ -100,7 +100,7 @@ class NegativeEstimator:
 
     @property
     def powers(self) -> tuple[float, ...]:
-        """Powers of ``exp(s)`` whose log-sum-exp over the candidates the estimate needs."""
+        """Powers p for which the estimate needs ``log sum_k exp(p s_k)`` over the candidates."""
         return (1 + self.beta, self.beta) if self.beta else (1.0,)
 
     def __call__(
@@ -110,8 +110,8 @@ class NegativeEstimator:
 
         Args:
             lse: (E, N) over the candidates, one row for each of :attr:`powers`.
-            positives: (N, P) samples of the positives, cosine over temperature.
-            count: number of candidates, above 0; (N,) where it is not the same for all.
+            positives: (N, P) logits of the positives: cosine over temperature.
+            count: number of candidates, above 0; (N,) if it differs between anchors.
             temperature: above 0.
         """
         log_count = _log(count)
@@ -123,7 +123,7 @@ class NegativeEstimator:
             own = self._weighted(torch.stack(both), log_count)
         else:
             own = positives.logsumexp(1) + (log_count - math.log(positives.shape[1]))
-        # Take exponentials relative to the larger of the two, so that none overflows and the
+        # Divide both masses by the larger one, so that neither exponential overflows and the
         # difference keeps all digits.
         pivot = torch.maximum(mass, own).detach()
         rest = ((mass - pivot).exp() - self.tau_plus * (own - pivot).exp()) / (1 - self.tau_plus)
@@ -138,7 +138,7 @@ class NegativeEstimator:
             return lse[0]
         hard, weights = lse.unbind()
         if self.detach_weights:
-            # Make the slope that of exp(s) alone, with the weights held fixed.
+            # Scale the gradient to that of exp(s) alone, as if the weights were constants.
             hard = hard.detach() + (hard - hard.detach()) / (1 + self.beta)
             weights = weights.detach()
         return hard - weights + log_count
@@ -153,10 +153,11 @@ class Mixing:
     """Synthetic negatives of MoCHi (Kalantidis et al., NeurIPS 2020, arXiv 2010.01028).
 
     Args:
-        num_hard: number of candidates most similar to the anchor that are mixed; all of them if
-            there are fewer.
-        draws: what is mixed with what; see :func:`solo_ext.losses.mochi.draw_mixes`.
-        ranked: whether the draws' indices count from the hardest down; random ones need no order.
+        num_hard: number of hardest candidates (most similar to the anchor) to mix from; all
+            candidates if there are fewer.
+        draws: indices and coefficients of the mixtures; see
+            :func:`solo_ext.losses.mochi.draw_mixes`.
+        ranked: whether index 0 must be the hardest candidate; random indices need no order.
 
     Example:
         >>> from solo_ext.losses import draw_mixes
@@ -183,7 +184,7 @@ class Mixing:
 
     @property
     def count(self) -> int:
-        """Synthetic negatives of each anchor."""
+        """Number of synthetic negatives of each anchor."""
         return self.draws.alpha.shape[1] + self.draws.beta.shape[1]
 
 
@@ -195,9 +196,9 @@ class ContrastiveTerms(NamedTuple):
         losses: (N, P) of each anchor with each of its positives.
         floored: scalar in [0, 1], share of anchors whose estimate is clamped to its floor, so that
             their negatives get no gradient.
-        hardness: scalar, mean over the anchors of the cosine that all negatives would share if
-            together they weighed what they are estimated to.
-        mined: scalar, mean cosine of the negatives that are mixed; NaN without mixing.
+        hardness: scalar, mean over anchors of an effective cosine: if every negative had it, their
+            mass would equal the estimate.
+        mined: scalar, mean cosine of the hardest candidates, which are mixed; NaN without mixing.
         mixed: scalar, mean cosine of the mixtures; NaN without mixing.
 
     Example:
@@ -228,33 +229,33 @@ def contrastive(
     temperature: float,
     compute_dtype: torch.dtype | None = None,
 ) -> ContrastiveTerms:
-    """Contrasts each anchor's positives with candidates, by an estimate of their negative mass.
+    """Contrasts each anchor's positives with candidates, whose mass an estimator computes.
 
     ``-log(exp(s_p) / (exp(s_p) + M))``, s the cosine over the temperature, ``M`` the
     ``estimator``'s mass of the candidates that are not excluded and of the mixtures; mean over
-    positives and anchors. InfoNCE with the default estimator. The debiased estimate takes the mean
-    over an anchor's positives (M of the paper).
+    positives and anchors. The default estimator gives InfoNCE. The debiased estimate averages over
+    all positives of an anchor; the paper calls their number M.
 
-    Works on what this process holds: gather candidates first, with gradient if they learn. The
-    mean over processes is then the loss of one process on the joined batch.
+    Nothing is gathered here: gather the candidates first, with gradient if they need one. The mean
+    of the loss over ranks is then the loss of one process on the joined batch.
 
     Args:
         anchors: (N, D) unit rows.
         positives: (N, P, D) unit rows, P above 0.
         candidates: (K, D) unit rows of the batch or a queue; they are not normalised again.
-        excluded_columns: (N, m) columns of the candidates that are no negatives of the anchor:
-            itself and its positives. ``None``: all are negatives.
-        anchor_ids: (N,) whole numbers, such as sample indices; a queue's candidates with the
-            anchor's id, such as earlier keys of its image, are no negatives of it.
+        excluded_columns: (N, m) indices of candidates that are not negatives of the anchor: the
+            anchor itself and its positives. ``None``: all are negatives.
+        anchor_ids: (N,) integers, such as sample indices; a queue's candidates with the anchor's
+            id, such as earlier keys of its image, are not its negatives.
         candidate_ids: (K,) ids of the candidates; only together with ``anchor_ids``.
         estimator: of the mass of the negatives.
         mixing: synthetic negatives made of candidates, without gradient.
         temperature: above 0.
-        compute_dtype: of the factors of products with a queue that is not mixed,
-            ``torch.bfloat16`` for example; fp32 by default.
+        compute_dtype: dtype of the factors in products with a queue, ``torch.bfloat16`` for
+            example; fp32 by default. Not with mixing or with candidates of the batch.
 
     Returns:
-        The terms; without negatives the loss is zero that carries the graph.
+        The terms; if there are no negatives, the loss is a differentiable zero.
 
     Example:
         >>> query, key, queue = (F.normalize(torch.randn(n, 4)) for n in (2, 2, 9))
@@ -290,7 +291,7 @@ def contrastive(
             count = (count - (last - first)).to(anchors.dtype)
 
         reduce = partial(per_anchor, estimator=estimator, count=count, temperature=temperature)
-        # Each case has its operation; tests hold all of them equal to plain_contrastive.
+        # Each case has its own kernel; tests compare all of them with plain_contrastive.
         scale, powers = 1 / temperature, estimator.powers
         lse: Tensor | None = None
         if mixing is not None:
@@ -343,9 +344,9 @@ def per_anchor(
     count: int | Tensor,
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """Mean losses (N,) and notes for :func:`terms_of`, from log-sum-exps (E, N) of negatives.
+    """Losses (N,) and notes for :func:`terms_of`, from log-sum-exps (E, N) of the negatives.
 
-    ``similar`` are the positives' cosines over the temperature (N, P).
+    The losses are means over an anchor's positives, whose logits are ``similar`` (N, P).
 
     Example:
         >>> lse, similar = torch.zeros(1, 4), torch.zeros(4, 1)
@@ -361,7 +362,7 @@ def per_anchor(
 
 
 def terms_of(loss: Tensor, notes: Tensor, mined: Tensor, mixed: Tensor) -> ContrastiveTerms:
-    """The terms of a loss, from the notes of :func:`per_anchor` and the mixtures' cosines.
+    """Assembles the terms from a loss, the notes of :func:`per_anchor` and the mean cosines.
 
     Example:
         >>> nan = torch.tensor(math.nan)
@@ -400,13 +401,13 @@ def _check(
 
 
 class BatchOfViews(NamedTuple):
-    """Views of a batch, as :func:`contrastive` takes them.
+    """Views of a batch, in the form of the arguments of :func:`contrastive`.
 
     Attributes:
-        anchors: (V N, D) this process's views, one after the other.
+        anchors: (V N, D) the rows of this process, view after view.
         positives: (V N, V - 1, D) the other views of each anchor's image.
         candidates: (V G, D) the views of all processes, gathered with gradient.
-        excluded_columns: (V N, V) the columns of each anchor's image.
+        excluded_columns: (V N, V) the candidates that show the anchor's own image.
 
     Example:
         >>> batch = batch_of_views([torch.randn(5, 3)] * 2)
@@ -421,7 +422,7 @@ class BatchOfViews(NamedTuple):
 
 
 def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
-    """Every view of every image against all views of all other images.
+    """Prepares to contrast every view of an image with all views of all other images.
 
     Args:
         views: V times (N, D), of any scale, V at least 2.
@@ -438,7 +439,7 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
     check_rows(**{f"views[{v}]": view for v, view in enumerate(views)})
     local = F.normalize(torch.stack(full_precision(*views)), dim=-1)
     number = len(views)
-    # (N, V, D) gathers rank by rank; (V, G, D) keeps each view's rows together.
+    # Gathering joins along the first dimension, which must therefore be N, not V.
     joined = distributed.gather_with_gradient(local.transpose(0, 1)).transpose(0, 1)
     others = [
         torch.stack([local[u] for u in range(number) if u != v], dim=1) for v in range(number)
@@ -451,7 +452,7 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
 
 
 def own_columns(rows: Tensor) -> Tensor:
-    """(N, 1) places of this process's N rows among those gathered from all processes.
+    """(N, 1) indices of this process's N rows among the rows gathered from all processes.
 
     Example:
         >>> own_columns(torch.randn(3, 8)).flatten()
@@ -464,9 +465,9 @@ def own_columns(rows: Tensor) -> Tensor:
 def two_view_terms(
     z1: Tensor, z2: Tensor, temperature: float, estimator: NegativeEstimator = PLAIN
 ) -> ContrastiveTerms:
-    """:func:`contrastive` of two views (N, D), normalised inside, of the batch of all processes.
+    """:func:`contrastive` for two views (N, D), normalised inside, of the joined batch.
 
-    A kernel of its own computes it in fewer operations where the batch is on one process.
+    If the batch is on one process, a kernel for this case can do it in fewer operations.
 
     Example:
         >>> terms = two_view_terms(torch.randn(4, 8), torch.randn(4, 8), temperature=0.5)
@@ -488,7 +489,7 @@ def two_view_terms(
         "plain": at_once,
         "tiles": in_blocks,
     }
-    # All 2N rows are compared with each other, four times as many pairs as N with N.
+    # The inputs have N rows, but all 2N rows are compared: four times as many pairs as N x N.
     return dispatch.run("two_views", forms, [z1, z2], 4 * len(z1), estimator)
 
 
@@ -512,7 +513,7 @@ def _at_once(
     arxiv="2002.05709",
 )
 def nt_xent_loss_func(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tensor:
-    """Normalised temperature-scaled cross-entropy of each view against all others.
+    """NT-Xent: temperature-scaled cross-entropy of each view against all other samples.
 
     ``-log(exp(s+) / (exp(s+) + sum_k exp(s_k)))``, s the cosine over the temperature, k over the
     2N - 2 other samples of both views; mean over the 2N anchors (Eq. 1 of Chen et al., ICML 2020).
@@ -537,20 +538,20 @@ def nt_xent_loss_func(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tenso
 def debiased_loss_func(
     z1: Tensor, z2: Tensor, temperature: float = 0.5, tau_plus: float = 0.1
 ) -> Tensor:
-    """Contrastive loss whose negatives are corrected for those of the anchor's own class.
+    """Contrastive loss that is corrected for false negatives, which share the anchor's class.
 
     ``-log(exp(s+) / (exp(s+) + N g))`` with
     ``g = max((mean_k exp(s_k) - tau_plus exp(s+)) / (1 - tau_plus), exp(-1 / T))``, s the cosine
     over the temperature T, k over the N = 2B - 2 other samples of both views; mean over the 2B
     anchors (Eq. 7 and 8 with M = 1 of Chuang et al., NeurIPS 2020). ``tau_plus=0`` is NT-Xent. For
-    M > 1 give :func:`contrastive` a :func:`batch_of_views` of more than two views.
+    M > 1 pass a :func:`batch_of_views` of more than two views to :func:`contrastive`.
 
     Args:
         z1, z2: (B, D) views; normalised inside.
-        temperature: above 0. The estimate was tuned for 0.5; at 0.2 and below most anchors of
-            ``tau_plus=0.1`` sit on the floor.
-        tau_plus: in [0, 1), the share of negatives that are of the anchor's class; 1 / number
-            of classes where these are balanced.
+        temperature: above 0. The estimate was tuned for 0.5; at 0.2 and below, the estimates of
+            most anchors are clamped to the floor if ``tau_plus=0.1``.
+        tau_plus: in [0, 1), the share of negatives that have the anchor's class; 1 / number of
+            classes if these are balanced.
 
     Example:
         >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)
@@ -576,7 +577,7 @@ def hard_negative_loss_func(
     beta: float = 1.0,
     detach_weights: bool = False,
 ) -> Tensor:
-    """Debiased contrastive loss whose negatives weigh the more the more similar they are.
+    """Debiased contrastive loss that weights negatives by their similarity to the anchor.
 
     ``-log(exp(s+) / (exp(s+) + N g))`` with
     ``g = max((R - tau_plus exp(s+)) / (1 - tau_plus), exp(-1 / temperature))``,
@@ -588,10 +589,10 @@ def hard_negative_loss_func(
     Args:
         z1, z2: (B, D) views; normalised inside.
         temperature: above 0; beta multiplies similarities that are already divided by it.
-        tau_plus: in [0, 1), the share of negatives that are of the anchor's class.
-        beta: 0 or more, concentration on the hardest.
-        detach_weights: no gradient through the weights ``exp(beta s)``; by default there is one,
-            as in the official code. The value is the same.
+        tau_plus: in [0, 1), the share of negatives that have the anchor's class.
+        beta: 0 or more, concentration on the hardest negatives.
+        detach_weights: whether the weights ``exp(beta s)`` get no gradient; by default they get
+            one, as in the official code. The value is the same.
 
     Example:
         >>> z1, z2 = torch.randn(8, 16), torch.randn(8, 16)

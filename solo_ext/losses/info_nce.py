@@ -19,7 +19,7 @@ Collisions = Literal["paper", "merge"]
 def plain_info_nce(
     query: Tensor, positive: Tensor, negatives: Tensor, temperature: float
 ) -> Tensor:
-    """Eq. 1 of MoCo on the (N, 1 + K) matrix of logits, of unit rows.
+    """Eq. 1 of MoCo for unit rows, on the (N, 1 + K) matrix of logits; the reference.
 
     Example:
         >>> query, key, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
@@ -39,7 +39,7 @@ def plain_proto_nce(
     negative_ids: Tensor | None = None,
     collisions: Collisions = "paper",
 ) -> Tensor:
-    """The second term of PCL's Eq. 11 on the (N, C) matrix of logits, of unit rows.
+    """The second term of PCL's Eq. 11 for unit rows, on the (N, C) logits; the reference.
 
     Example:
         >>> query, prototypes = (F.normalize(torch.randn(n, 8)) for n in (4, 9))
@@ -78,18 +78,18 @@ def info_nce_loss_func(
 
     Args:
         query: (N, D); normalised inside.
-        positive: (N, D), row i is of query i; normalised inside.
-        negatives: (K, D), unit rows, used as they are; K may be 0.
+        positive: (N, D), row i belongs to query i; normalised inside.
+        negatives: (K, D) unit rows, not normalised again; K may be 0.
         temperature: T, above 0.
-        compute_dtype: of the factors of the products with negatives, ``torch.bfloat16`` for
-            example, which must then be constant; fp32 by default.
+        compute_dtype: dtype of the factors in products with the negatives, ``torch.bfloat16`` for
+            example; fp32 by default. If given, the negatives must be constants.
 
     Returns:
-        Scalar; zero that carries the graph without negatives.
+        Scalar; a differentiable zero if there are no negatives.
 
     Raises:
         ValueError: shapes do not fit, the temperature is not positive, or ``compute_dtype`` is
-            given with negatives that learn.
+            given with negatives that require a gradient.
 
     Source:
         He et al., CVPR 2020, arXiv 1911.05722; van den Oord et al., 2018, arXiv 1807.03748.
@@ -108,7 +108,7 @@ def info_nce_loss_func(
     negatives = negatives.to(query.dtype)
     with full_precision_products(query.device):
         if negatives.requires_grad:
-            # The kernel treats the table as a constant.
+            # The kernel would give no gradient to the negatives.
             if compute_dtype is not None:
                 raise ValueError(
                     f"compute_dtype={compute_dtype}: is for constant negatives; leave it out"
@@ -117,7 +117,7 @@ def info_nce_loss_func(
         lse, _ = table_logsumexp(
             query, negatives, 1 / temperature, unit=True, compute_dtype=compute_dtype
         )
-        # log(1 + exp(lse - s)), which is the cross-entropy.
+        # The cross-entropy is log(1 + exp(lse - s)).
         return F.softplus(lse[0] - (query * positive).sum(1) / temperature).mean()
 
 
@@ -144,16 +144,16 @@ def proto_nce_loss_func(
 
     Args:
         query: (N, D); normalised inside.
-        prototypes: (K, D) normalised means, used as they are.
+        prototypes: (K, D) unit rows, the means of the clusters; not normalised again.
         concentration: (K,), above 0.
-        positive_ids: (N,) whole numbers in [0, K), the cluster of each query.
-        negative_ids: ``None``: j runs over all K prototypes, each one column. Else (R,), and j
-            runs over the batch's positive prototypes in order and then these.
-        collisions: with ``negative_ids``, how queries of one cluster treat each other. ``paper``:
-            every batch-mate's column is a negative, also a copy of the query's own prototype, as in
-            the official code; such a query's loss is at least ln 2. ``merge``: each distinct
+        positive_ids: (N,) integers in [0, K), the cluster of each query.
+        negative_ids: by default j runs over all K prototypes. If given, (R,), j runs over the
+            prototypes of all queries of the batch, and then over these.
+        collisions: with ``negative_ids``, what happens if queries share a cluster. ``paper``: the
+            prototype of every other query is a negative, even if it equals the query's own, as in
+            the official code; the loss of such a query is at least ln 2. ``merge``: each distinct
             prototype counts once.
-        compute_dtype: of the factors of the products with constant prototypes,
+        compute_dtype: dtype of the factors in products with constant prototypes,
             ``torch.bfloat16`` for example; fp32 by default.
 
     Returns:
@@ -191,15 +191,15 @@ def proto_nce_terms(
     compute_dtype: torch.dtype | None = None,
     scaled: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The ProtoNCE losses of M clusterings (M,), and shares of queries that find their prototype.
+    """The ProtoNCE losses (M,) of M clusterings, and the accuracies (M,) of the queries.
 
-    Arguments and errors as in :func:`proto_nce_loss_func`, but (V, N, D) queries, V views of the
-    images whose prototypes ``positive_ids`` (M, N) are; a table for each clustering, and (R,)
-    negatives. The shares (M,), without gradient, are of queries with no larger logit than that of
-    their own prototype.
+    Arguments and errors are those of :func:`proto_nce_loss_func`, except that ``query`` (V, N, D)
+    has V views of N images, ``positive_ids`` (M, N) has the clusters of the images, and there are
+    prototypes, concentrations and (R,) negatives for each clustering. An accuracy, without
+    gradient, is the share of queries whose own prototype has the largest logit.
 
     Args:
-        scaled: constant prototypes over their concentrations in the dtype of the products'
+        scaled: prototypes divided by their concentrations, constants in the dtype of the products'
             factors, for callers that compute them once for many batches.
 
     Example:
@@ -249,18 +249,19 @@ def proto_nce_terms(
                 )
             )
         mass, largest = torch.cat([lse for lse, _ in found]), torch.stack([x for _, x in found])
-        # The kernel sums in another order and may round the factors: allow for that difference.
+        # Compare with a tolerance: the kernel that returns `largest` sums in another order than
+        # `own`, and may round the factors.
         close = 1e-4 if compute_dtype is None else torch.finfo(compute_dtype).eps
         reached = own.detach() >= largest - close * largest.abs().clamp(min=1)
         loss = (mass - own).mean(1)
         if any(x.requires_grad for x in tables):
-            # The kernel treats both as constants.
+            # The kernel would give no gradient to prototypes and concentrations.
             loss = torch.stack([plain_proto_nce(query, *c, collisions) for c in clusterings])
         return loss, reached.to(loss.dtype).mean(1)
 
 
 def _repeated(ids: Tensor, size: int) -> Tensor:
-    """(C,) whether the same id already occurs at an earlier position."""
+    """Mask (C,) of the ids that already occur at an earlier position."""
     places = torch.arange(ids.shape[0], device=ids.device)
     first = ids.new_full((size,), ids.shape[0]).scatter_reduce(0, ids, places, "amin")
     return first[ids] != places

@@ -1,4 +1,4 @@
-"""Margin losses of face recognition: a softmax whose target column is made harder."""
+"""Margin losses of face recognition: softmax cross-entropy with a lowered target logit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _margin_cross_entropy(
 def arcface_loss_func(
     cosine: Tensor, target: Tensor, scale: float = 64.0, margin: float = 0.5, monotone: bool = True
 ) -> Tensor:
-    """Cross-entropy over scaled cosines after the target's angle has grown by a margin.
+    """Cross-entropy over scaled cosines, with a margin added to the target's angle.
 
     ``-log(exp(s cos(theta_y + m)) / (exp(s cos(theta_y + m)) + sum_{j != y} exp(s cos theta_j)))``
     (Eq. 3 of Deng et al., CVPR 2019), mean over the rows; s the scale, m the margin.
@@ -56,13 +56,13 @@ def arcface_loss_func(
         target: (N,) integers in [0, C).
         scale: s, above 0.
         margin: m in radians, in [0, pi).
-        monotone: whether beyond pi - m, where ``cos(theta + m)`` rises again, ``cos theta - m sin
-            m`` takes its place, as in the authors' code; for a margin up to 2.3 the loss then never
-            falls as theta grows.
+        monotone: whether to replace ``cos(theta + m)``, which rises again for theta beyond pi - m,
+            by ``cos theta - m sin m`` there, as in the authors' code; for a margin up to 2.3 the
+            loss then never falls as theta grows.
 
     Returns:
         Scalar. The gradient is that of the formula, except at a target's cosine of 1 or -1: there
-        it would be infinite, and the sine counts as a constant instead.
+        the gradient would be infinite, so the sine is treated as a constant.
 
     Example:
         >>> cosine, target = torch.rand(4, 10), torch.tensor([0, 3, 3, 9])
@@ -85,7 +85,7 @@ def arcface_loss_func(
 
 
 def _sine(cosine: Tensor) -> Tensor:
-    """Sine of the angle; 0 without gradient where rounding has left a cosine of 1 or more."""
+    """Sine of the angle; 0 without gradient if |cosine| is 1, or larger due to rounding."""
     squared = (1 - cosine) * (1 + cosine)
     inside = squared > 0
     return torch.where(inside, torch.where(inside, squared, 1.0).sqrt(), 0.0)
@@ -100,7 +100,7 @@ def _sine(cosine: Tensor) -> Tensor:
 def cosface_loss_func(
     cosine: Tensor, target: Tensor, scale: float = 64.0, margin: float = 0.35
 ) -> Tensor:
-    """Cross-entropy over scaled cosines after the target's has been lowered by a margin.
+    """Cross-entropy over scaled cosines, with a margin subtracted from the target's cosine.
 
     ``-log(exp(s (cos_y - m)) / (exp(s (cos_y - m)) + sum_{j != y} exp(s cos_j)))`` (Eq. 4 of Wang
     et al., CVPR 2018), mean over the rows; s the scale, m the margin.
@@ -134,20 +134,20 @@ def sphereface_loss_func(
     feature_norm: Tensor | None = None,
     annealing: float = 0.0,
 ) -> Tensor:
-    """Cross-entropy over cosines after the target's angle has been multiplied by the margin.
+    """Cross-entropy over cosines, with the target's angle multiplied by the margin.
 
-    The target's cosine is replaced by ``psi(theta) = (-1)^k cos(m theta) - 2 k``, k the whole
-    part of ``m theta / pi``, which falls from 1 to 1 - 2 m; all are multiplied by the scale and
-    the norm of the feature. Mean over the rows (Liu et al., CVPR 2017). With annealing it is
-    replaced by ``(lambda cos theta + psi(theta)) / (1 + lambda)``, as the authors train: their
-    lambda falls from 1,000 to 5; ``metric`` can let it fall.
+    The target's cosine is replaced by ``psi(theta) = (-1)^k cos(m theta) - 2 k``, with k the
+    integer part of ``m theta / pi``; psi falls from 1 to 1 - 2 m. All logits are multiplied by the
+    scale and the norm of the feature. Mean over the rows (Liu et al., CVPR 2017). With annealing,
+    psi is replaced by ``(lambda cos theta + psi(theta)) / (1 + lambda)``: the authors decrease
+    lambda from 1,000 to 5 during training, and the method ``metric`` can do the same.
 
     Args:
         cosine: (N, C) of features with class weights.
         target: (N,) integers in [0, C).
         scale: above 0.
-        margin: m, a whole number of at least 1.
-        feature_norm: (N,) |x|, as in the paper; ``None`` is 1.
+        margin: m, an integer of at least 1.
+        feature_norm: (N,) norms |x| of the features, as in the paper; all 1 by default.
         annealing: lambda, at least 0.
 
     Example:
@@ -166,11 +166,11 @@ def sphereface_loss_func(
 
 
 def _psi(cosine: Tensor, margin: int) -> Tensor:
-    """``(-1)^k cos(m theta) - 2 k``, cos(m theta) as a Chebyshev polynomial of the cosine."""
+    """``(-1)^k cos(m theta) - 2 k``, with cos(m theta) as a Chebyshev polynomial of cos theta."""
     before, multiple = torch.ones_like(cosine), cosine
     for _ in range(margin - 1):
         before, multiple = multiple, 2 * cosine * multiple - before
-    # Leave out k = m, at a cosine of -1: the value is the same as with m - 1, but the slope flips.
+    # Stop at k = m - 1: at a cosine of -1, k = m gives the same value, but the opposite slope.
     turns = torch.zeros_like(cosine)
     for j in range(1, margin):
         turns = turns + (cosine <= math.cos(j * math.pi / margin))

@@ -1,4 +1,4 @@
-"""Losses of metric learning: pairs, triplets, lifted structure, N pairs, soft neighbours."""
+"""Metric learning: contrastive, triplet, lifted structure, N-pair, soft nearest neighbour."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def row_distances(x: Tensor, y: Tensor) -> Tensor:
 def pairwise_distances(x: Tensor, y: Tensor) -> Tensor:
     """(N, M) distances of every row of ``x`` to every row of ``y``; gradient 0 at distance 0.
 
-    Differences are taken before they are squared, so that close rows keep their distance. The
-    gradient is computed by products, at half the time of ``torch.cdist``'s for large batches, and
-    without its (N, M, D) differences on a GPU.
+    Distances are norms of differences, not expanded into products, so that they are accurate for
+    close rows. The gradient is computed by matrix products, in half the time of ``torch.cdist``'s
+    for large batches, and without the (N, M, D) differences that the latter holds on a GPU.
 
     Example:
         >>> pairwise_distances(torch.zeros(2, 3), torch.ones(5, 3)).shape
         torch.Size([2, 5])
     """
-    # torch.compile refuses one tensor as both arguments, as happens with a single process.
+    # A view, because torch.compile rejects the same tensor twice, which one process would pass.
     return _PairwiseDistances.apply(x, y.view_as(y))  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -59,8 +59,8 @@ class _PairwiseDistances(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, y, distances = ctx.saved_tensors
         weights = torch.where(distances > 0, grad / distances, 0.0)
-        # Shift to the centre, which changes no distance: rows that have collapsed to one place
-        # would otherwise lose their digits in the products below.
+        # Centre the rows, which changes no distance: the products below would otherwise lose the
+        # small differences of rows that have collapsed to one point.
         centre = y.mean(0)
         x, y = x - centre, y - centre
         with full_precision_products(grad.device):
@@ -69,7 +69,7 @@ class _PairwiseDistances(torch.autograd.Function):
 
 
 def own_pairs(rows: Tensor) -> Tensor:
-    """(N, G) bool, whether column j is local row i itself; G is the number of rows of all ranks.
+    """Mask (N, G) of the entries where column j is local row i; G counts the rows of all ranks.
 
     Example:
         >>> own_pairs(torch.randn(2, 8))
@@ -81,16 +81,16 @@ def own_pairs(rows: Tensor) -> Tensor:
 
 
 def _class_pairs(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the joined batch (N, G) are of a row's class but not itself; which of another."""
+    """Masks (N, G) of a row's positives and of its negatives in the joined batch, by class."""
     same = targets.unsqueeze(1) == distributed.gather(targets)
     return same & ~own_pairs(targets), ~same
 
 
 def keep(values: Tensor, mask: Tensor) -> Tensor:
-    """Values (N, G) where the mask holds, minus infinity elsewhere.
+    """Values (N, G) where the mask is true, minus infinity elsewhere.
 
-    A row without any is all 0: minus infinity throughout would turn into NaN in the backward pass
-    of a log-sum-exp.
+    A row without any true entry becomes all 0: if it were all minus infinity, the backward pass of
+    a log-sum-exp would give NaN.
 
     Example:
         >>> keep(torch.ones(2, 2), torch.tensor([[True, False], [False, False]]))
@@ -102,9 +102,10 @@ def keep(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _joined_mean(total: Tensor, count: Tensor) -> Tensor:
-    """This rank's share of a mean over the joined batch, from its sum and number of terms.
+    """This rank's part of a mean over the joined batch, from its own sum and number of terms.
 
-    The mean over ranks, which DDP takes, is the sum of all terms over their number; 0 without any.
+    DDP averages the parts over ranks, which gives the sum of all terms over their number; 0 if
+    there are none.
 
     Example:
         >>> _joined_mean(torch.tensor(6.0), torch.tensor(4))
@@ -120,17 +121,17 @@ def _joined_mean(total: Tensor, count: Tensor) -> Tensor:
     year=2006,
 )
 def contrastive_loss_func(x: Tensor, y: Tensor, same: Tensor, margin: float = 1.0) -> Tensor:
-    """Pulls the pairs of one class together and pushes the others a margin apart.
+    """Pulls pairs of the same class together and pushes other pairs apart, up to a margin.
 
-    ``d^2`` for a pair of one class, ``max(0, margin - d)^2`` for another, d the Euclidean
+    ``d^2`` for a pair of the same class, ``max(0, margin - d)^2`` for any other, d the Euclidean
     distance; mean over the pairs (Eq. 4 of Hadsell, Chopra and LeCun, CVPR 2006, without its factor
     1/2).
 
     Args:
         x: (N, D), any scale.
         y: (N, D), any scale; row i is paired with row i of ``x``.
-        same: (N,) bool, whether the pair is of one class.
-        margin: distance that pairs of two classes shall have, at least 0.
+        same: (N,) bool, whether both rows of the pair have the same class.
+        margin: distance beyond which pairs of different classes cost nothing, at least 0.
 
     Example:
         >>> x, y = torch.zeros(2, 2), torch.tensor([[0.6, 0.0], [0.6, 0.0]])
@@ -156,20 +157,20 @@ def contrastive_loss_func(x: Tensor, y: Tensor, same: Tensor, margin: float = 1.
 def triplet_loss_func(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, squared: bool = True
 ) -> Tensor:
-    """Wants the negative further from the anchor than the positive, by a margin.
+    """Hinge loss: the negative should be farther from the anchor than the positive, by a margin.
 
     ``max(0, d(a, p)^2 - d(a, n)^2 + margin)``, d the Euclidean distance, mean over the triplets
     (section 3.1 of Schroff et al., CVPR 2015, where it is a sum).
 
     Args:
         anchor: (N, D), any scale.
-        positive: (N, D), any scale, of the anchors' classes.
-        negative: (N, D), any scale, of other classes.
+        positive: (N, D), any scale; row i has the class of anchor i.
+        negative: (N, D), any scale; row i has another class than anchor i.
         margin: at least 0.
         squared: whether distances are squared, as in the paper; many libraries do not.
 
     Returns:
-        Scalar; the margin, with gradient 0, where all rows are equal.
+        Scalar; if all rows are equal, it is the margin and the gradient is 0.
 
     Example:
         >>> anchor, positive = torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])
@@ -194,9 +195,9 @@ def triplet_loss_func(
 def lifted_structured_loss_func(
     x: Tensor, targets: Tensor, margin: float = 1.0, smooth: bool = True
 ) -> Tensor:
-    """Compares every pair of one class with all negatives of both its ends.
+    """Compares every positive pair with all negatives of both its rows.
 
-    ``1 / (2 P) sum_(i,j) max(0, J_ij)^2`` over the P unordered pairs of one class in the joined
+    ``1 / (2 P) sum_(i,j) max(0, J_ij)^2`` over the P unordered positive pairs in the joined
     batch, with ``J_ij = D_ij + log(sum_k exp(m - D_ik) + sum_l exp(m - D_jl))`` or, not smooth,
     ``J_ij = D_ij + max(max_k (m - D_ik), max_l (m - D_jl))``; D the Euclidean distance, m the
     margin, k and l over the rows of other classes (Oh Song et al., CVPR 2016).
@@ -205,7 +206,7 @@ def lifted_structured_loss_func(
         x: (N, D), any scale, compared with the rows of all processes.
         targets: (N,) integers, the classes.
         margin: m, finite.
-        smooth: whether log-sum-exp takes the place of the maximum.
+        smooth: whether to use the log-sum-exp instead of the maximum.
 
     Example:
         >>> x, targets = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
@@ -222,10 +223,10 @@ def lifted_structured_loss_func(
     push = pushes.logsumexp(1) if smooth else pushes.amax(1)
     both = torch.logaddexp if smooth else torch.maximum
     push = both(push.unsqueeze(1), distributed.gather_with_gradient(push))
-    # Both ends of a positive pair have the same class, hence the same negatives.
+    # Both rows of a positive pair have the same class, hence the same negatives.
     counted = positive & negative.any(1, keepdim=True)
     cost = torch.where(counted, distances + push, 0.0).relu().square()
-    # Every unordered pair is counted from both its ends, in the sum and in the number.
+    # Every pair occurs twice in the sum and in the number; the 1/2 is that of the formula.
     return _joined_mean(cost.sum(), positive.sum()) / 2
 
 
@@ -235,11 +236,11 @@ def lifted_structured_loss_func(
     year=2016,
 )
 def n_pair_loss_func(anchor: Tensor, positive: Tensor, l2_reg: float = 0.0) -> Tensor:
-    """Softmax cross-entropy of each anchor's positive against those of the other pairs.
+    """Softmax cross-entropy of each anchor's positive against the positives of other pairs.
 
     ``log(1 + sum_{j != i} exp(a_i.p_j - a_i.p_i))``, mean over the anchors, j over the pairs of
-    the joined batch; plus ``l2_reg / 4 (mean |a_i|^2 + mean |p_i|^2)`` (Sohn, NIPS 2016). Dot
-    products are raw: without ``l2_reg`` longer rows alone lower the loss.
+    the joined batch; plus ``l2_reg / 4 (mean |a_i|^2 + mean |p_i|^2)`` (Sohn, NIPS 2016). Rows are
+    not normalised: without ``l2_reg``, longer rows alone lower the loss.
 
     Args:
         anchor: (N, D), any scale.
@@ -247,7 +248,7 @@ def n_pair_loss_func(anchor: Tensor, positive: Tensor, l2_reg: float = 0.0) -> T
         l2_reg: weight of the squared norms, at least 0.
 
     Returns:
-        Scalar; without ``l2_reg`` zero that carries the graph for a single pair.
+        Scalar; for a single pair without ``l2_reg``, a differentiable zero.
 
     Example:
         >>> n_pair_loss_func(torch.zeros(4, 8), torch.zeros(4, 8))  # ln 4
@@ -277,11 +278,11 @@ Distance = Literal["sqeuclidean", "cosine"]
 def soft_nearest_neighbor_loss_func(
     x: Tensor, targets: Tensor, temperature: float = 1.0, distance: Distance = "sqeuclidean"
 ) -> Tensor:
-    """How unlikely a row's neighbour, drawn by distance, is of the row's own class.
+    """Negative log-probability that a neighbour, sampled by distance, has the row's class.
 
     ``-log(sum_{j in P(i)} exp(-f_ij / T) / sum_{k != i} exp(-f_ik / T))``, P(i) the other rows of
     the class of i in the joined batch; mean over the rows whose P(i) is not empty (Eq. 1 of Frosst
-    et al., ICML 2019, in which none is).
+    et al., ICML 2019, which assumes that no P(i) is empty).
 
     Args:
         x: (N, D), any scale, compared with the rows of all processes.
@@ -310,13 +311,13 @@ def soft_nearest_neighbor_loss_func(
         positive, negative = _class_pairs(targets)
         advantage = keep(logits, positive).logsumexp(1) - keep(logits, negative).logsumexp(1)
         counted = positive.any(1)
-        # Without negatives the neighbour is certainly of the class: the loss is 0.
+        # Without negatives, the neighbour always has the row's class, and the loss is 0.
         loss = torch.where(counted & negative.any(1), -F.logsigmoid(advantage), 0.0)
         return _joined_mean(loss.sum(), counted.sum())
 
 
 def _check_labelled(x: Tensor, targets: Tensor) -> None:
-    """Raises ValueError unless the rows are (N, D) and there is a class for each."""
+    """Raises ValueError unless the rows are (N, D) and there is one class for each."""
     if x.ndim != 2 or targets.shape != x.shape[:1]:
         raise ValueError(
             f"x must be (N, D) and targets (N,), got {tuple(x.shape)} and {tuple(targets.shape)}"

@@ -1,4 +1,4 @@
-"""MoCHi: InfoNCE with synthetic hard negatives, mixed from the hardest rows of a queue."""
+"""MoCHi: InfoNCE with synthetic negatives, mixed from the hardest negatives in a queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plain_mochi(
     draws: MixDraws,
     temperature: float,
 ) -> Tensor:
-    """The loss of unit rows with every synthetic negative made (Eq. 4 and 5); the reference.
+    """The loss of unit rows with all synthetic negatives in memory (Eq. 4, 5); the reference.
 
     Example:
         >>> query, key, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
@@ -46,13 +46,15 @@ def draw_mixes(
     num_query_mixes: int,
     generator: torch.Generator | None = None,
 ) -> MixDraws:
-    """Draws uniformly which negatives are mixed and how; both of a pair are different.
+    """Draws uniformly which negatives to mix, and the coefficients.
+
+    The two negatives of a pair are different if there is more than one.
 
     Args:
-        anchors: (N, D); their number, device and dtype are used.
-        num_hard: mined negatives of each anchor, above 0.
-        num_pair_mixes: s, mixtures of two of them.
-        num_query_mixes: s', mixtures of one with the anchor.
+        anchors: (N, D); only their number, device and dtype are used.
+        num_hard: number of hardest negatives of each anchor to mix from, above 0.
+        num_pair_mixes: s, number of mixtures of two negatives.
+        num_query_mixes: s', number of mixtures of a negative with the anchor.
         generator: of the anchors' device; the global one by default.
 
     Example:
@@ -97,23 +99,23 @@ def mochi_loss_func(
     num_query_mixes: int = 128,
     draws: MixDraws | None = None,
 ) -> Tensor:
-    """InfoNCE against a queue and, for each query, mixtures of its hardest rows.
+    """InfoNCE against a queue and, for each query, mixtures of its hardest negatives.
 
     ``-log(exp(q.k / T) / (exp(q.k / T) + sum_n exp(q.n / T) + sum_h exp(q.h / T)))``, n over the
     queue, h over ``s`` mixtures ``alpha n_i + (1 - alpha) n_j`` (Eq. 4) and ``s'`` mixtures
-    ``beta q + (1 - beta) n_j`` (Eq. 5) of the ``num_hard`` rows most similar to the query,
-    normalised, constants to the gradient; mean over the queries (Kalantidis et al., NeurIPS 2020).
+    ``beta q + (1 - beta) n_j`` (Eq. 5) of the ``num_hard`` rows most similar to the query; mean
+    over the queries (Kalantidis et al., NeurIPS 2020). Mixtures are normalised, and constants.
 
     Args:
         query: (N, D); normalised inside.
-        positive: (N, D), row i is of query i; normalised inside.
-        queue: (K, D), unit rows, used as they are; K may be 0.
+        positive: (N, D), row i belongs to query i; normalised inside.
+        queue: (K, D) unit rows, not normalised again; K may be 0.
         temperature: T, above 0.
-        num_hard: mined rows; all of the queue where it is shorter.
+        num_hard: number of hardest rows to mix from; the whole queue if it is shorter.
         num_pair_mixes: s, 0 or more.
         num_query_mixes: s', 0 or more. With ``s = s' = 0`` the loss is InfoNCE.
-        draws: what is mixed with what, indices into the query's rows from the hardest down;
-            then ``s`` and ``s'`` are those of the draws. Drawn anew by default.
+        draws: coefficients of the mixtures, and indices, where 0 is the query's hardest row; they
+            determine ``s`` and ``s'``. By default drawn at random in each call.
 
     Example:
         >>> query, key, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))

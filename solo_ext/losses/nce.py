@@ -1,4 +1,4 @@
-"""Noise-contrastive estimation, CPC's InfoNCE with a bilinear critic, and CLIP's both ways."""
+"""Noise-contrastive estimation, CPC's InfoNCE with a bilinear critic, and CLIP's loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nce_loss_func(data_logits: Tensor, noise_logits: Tensor) -> Tensor:
 
     Args:
         data_logits: (N,) l of the data.
-        noise_logits: (N,) or (N, K) l of the noise drawn for each, summed over K.
+        noise_logits: (N,) or (N, K) l of the noise samples of each datum, summed over K.
 
     Example:
         >>> import torch
@@ -60,15 +60,16 @@ def bilinear_info_nce_loss_func(
 
     ``-log(f(z_i, c_i) / sum_j f(z_i, c_j))`` with ``f(z, c) = exp(z^T W c / T)`` (Eq. 3 and 4 of
     van den Oord et al., 2018), mean over the queries. The paper's sum runs over z for one c: pass
-    ``context, query, weight.T`` for that. With K steps into the future, each with a W of its own,
-    ``f_k(z, c) = exp(z_{t+k}^T W_k c_t / T)``, also the mean over the steps; negatives of a step
-    are of the same step.
+    ``context, query, weight.T`` for that. With K steps into the future, each with its own W,
+    ``f_k(z, c) = exp(z_{t+k}^T W_k c_t / T)``, and the loss is also the mean over the steps; the
+    negatives of a step are taken from the same step.
 
     Args:
         query: (N, D1) z, any scale; or (K, N, D1), one for each step.
-        context: (N, D2) c, any scale; row i is of query i; or (K, N, D2).
-        weight: (D1, D2) W; or (K, D1, D2), which a query or context without steps shares.
-        temperature: T, above 0; the paper has none, which is 1.
+        context: (N, D2) c, any scale; row i belongs to query i; or (K, N, D2).
+        weight: (D1, D2) W; or (K, D1, D2), one for each step. A query or context without a
+            dimension of steps is then used in all steps.
+        temperature: T, above 0; the paper has no temperature, which equals 1.
 
     Example:
         >>> import torch
@@ -98,7 +99,7 @@ def bilinear_info_nce_loss_func(
     check_positive(temperature=temperature)
     query, context, weight = full_precision(query, context, weight)
     with full_precision_products(query.device):
-        # Rows come first where they are gathered.
+        # Gathering joins along the first dimension, so move the rows there and back.
         candidates = distributed.gather_with_gradient(context.movedim(-2, 0)).movedim(0, -2)
         logits = query @ weight @ candidates.mT / temperature
         own = own_columns(query.movedim(-2, 0)).squeeze(1)
@@ -112,17 +113,17 @@ def bilinear_info_nce_loss_func(
     arxiv="2103.00020",
 )
 def clip_loss_func(image: Tensor, text: Tensor, logit_scale: Tensor | float) -> Tensor:
-    """Cross-entropy of each image's text among all texts and of each text's image among all.
+    """Mean of two cross-entropies: of each image's text among all, and of each text's image.
 
     ``(CE(s I T^T) + CE(s T I^T)) / 2``, row i of either matrix having the label i, s the scale
     and I, T the normalised rows of the joined batch (Figure 3 of Radford et al., ICML 2021).
 
     Args:
         image: (N, D); normalised inside.
-        text: (N, D), row i is of image i; normalised inside. Equal texts of two images count as
-            each other's negatives.
-        logit_scale: the multiplier itself, not its logarithm: one number, above 0, with gradient
-            where it is learned. The paper starts at 1 / 0.07 and caps it at 100.
+        text: (N, D), row i belongs to image i; normalised inside. Equal texts of two images count
+            as each other's negatives.
+        logit_scale: s itself, not its logarithm: one number, above 0, with gradient if it is
+            learned. The paper starts at 1 / 0.07 and caps it at 100.
 
     Example:
         >>> import torch

@@ -27,7 +27,7 @@ from solo_ext.losses.contrastive import (
 
 
 def plain_nnclr(nn: Tensor, p: Tensor, temperature: float, symmetric: bool = True) -> Tensor:
-    """Eq. 3 and its transpose on the (N, N) matrix of unit rows, on one process; the reference.
+    """Eq. 3 and its transpose for unit rows of one process, on the (N, N) logits; the reference.
 
     Example:
         >>> nn, p = (F.normalize(torch.randn(4, 8)) for _ in range(2))
@@ -49,17 +49,17 @@ def nnclr_terms(
     mixing: Mixing | None = None,
     joined: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ContrastiveTerms]:
-    """The loss, and the terms of its rows.
+    """The loss, and the :class:`ContrastiveTerms` of its row term.
 
     Args:
         nn: (N, D) nearest neighbours.
         p: (N, D) predictions of the other view.
         temperature: above 0.
         symmetric: as in :func:`nnclr_symmetric_loss_func`.
-        estimator: of the mass of the other samples.
+        estimator: of the mass of the negatives, which are the other samples.
         mixing: synthetic negatives of the row term, made of other samples' predictions.
         joined: unit rows of ``nn`` and of ``p``, (G, D) each, gathered from all processes with
-            gradient, for callers that need them more than once; gathered here by default.
+            gradient, for callers that need them more than once; by default gathered here.
 
     Example:
         >>> loss, rows = nnclr_terms(torch.randn(4, 8), torch.randn(4, 8), temperature=0.1)
@@ -94,7 +94,7 @@ def nnclr_terms(
 def _both_ways(
     nn: Tensor, p: Tensor, temperature: float, estimator: NegativeEstimator
 ) -> tuple[Tensor, ContrastiveTerms]:
-    """Both terms of unit rows on one process, from one matrix of similarities."""
+    """Row and column term of unit rows on one process, from one matrix of similarities."""
     with full_precision_products(p.device):
         similar = nn @ p.T / temperature
         positives = similar.diagonal().unsqueeze(1)
@@ -122,8 +122,8 @@ def nnclr_symmetric_loss_func(
     """Cross-entropy between nearest neighbours and the other view's predictions, both ways.
 
     Row term ``-log(exp(nn_i.p_i / T) / sum_k exp(nn_i.p_k / T))`` (Eq. 3 of Dwibedi et al., ICCV
-    2021), k over the batch; column term the same with ``exp(nn_k.p_i / T)`` in the sum; half their
-    sum, mean over the samples.
+    2021), k over the batch. The column term has ``exp(nn_k.p_i / T)`` in the sum instead. The loss
+    is the mean of both terms and over the samples.
 
     Args:
         nn: (N, D) nearest neighbours of one view; normalised inside.

@@ -1,4 +1,4 @@
-"""ProtoCPC: cross-entropy with prototype probabilities, corrected for how common each is."""
+"""ProtoCPC: cross-entropy of prototype probabilities, with a prior for the prototypes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PriorOrder = Literal["before_loss", "after_loss"]
 PrototypeLoss = Literal["protocpc", "ce"]
 
 LEAST_PRIOR = 1e-8
-"""Least value of the prior: with a prior of 0, no loss would push away from the prototype."""
+"""Lower bound of the prior: at a prior of 0, the loss would not push away from the prototype."""
 
 
 def plain_protocpc(
@@ -30,7 +30,7 @@ def plain_protocpc(
     teacher_temperature: float = 0.04,
     prior_momentum: float = 0.9,
 ) -> Tensor:
-    """Algorithm 1 with the (N, K) matrices of one view each, of unit rows; the reference.
+    """Algorithm 1 for unit rows of one view each, with whole (N, K) matrices; the reference.
 
     Example:
         >>> student, teacher, prototypes = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 20))
@@ -59,12 +59,13 @@ def protocpc_loss_func(
     ``-sum_k p_ik s_ik + log sum_k q_k exp(s_ik)``, ``s = student_logits / T``, mean over the
     samples (Algorithm 1 of Lee, 2021, openreview 8la28hZOwug: alignment and uniformity). With q = 1
     it is soft cross-entropy; the bound on mutual information is ``ln K`` minus the loss. For many
-    prototypes :func:`solo_ext.losses.protocpc_step` computes it without the (N, K) matrices.
+    prototypes, :func:`solo_ext.losses.protocpc_step` computes it in tiles.
 
     Args:
-        student_logits: (N, K) cosines of the student's features with the prototypes, not divided.
+        student_logits: (N, K) cosines of the student's features with the prototypes, not yet
+            divided by the temperature.
         teacher_probs: (N, K) rows that sum to 1; a constant.
-        prior: (K,) that sums to K; below 1e-8 it counts as that; a constant.
+        prior: (K,) q, which sums to K; values below 1e-8 are raised to 1e-8; a constant.
         temperature: T, above 0.
 
     Example:
@@ -113,7 +114,7 @@ class ProtoCPCTerms(NamedTuple):
         loss: scalar, ``align + unif``.
         align: scalar, ``-p.s``, without gradient.
         unif: scalar, the log-sum-exp, without gradient.
-        prior: (K,) that contains this batch, to be stored after the step; the same on every rank.
+        prior: (K,) updated by this batch, to be stored after the step; the same on every rank.
 
     Example:
         >>> z, prototypes = torch.randn(1, 4, 8), F.normalize(torch.randn(20, 8))
@@ -145,37 +146,37 @@ def protocpc_step(
     loss: PrototypeLoss = "protocpc",
     compute_dtype: torch.dtype | None = None,
 ) -> ProtoCPCTerms:
-    """ProtoCPC of student views with the assignments of teacher views, from the features.
+    """ProtoCPC loss of student views against assignments of teacher views, from the features.
 
     ``loss = sum_vu w_vu mean_i [-p_u[i].s_v[i] + log sum_k q_k exp(s_v[i, k])] / sum_vu w_vu``
     (Algorithm 1 of Lee, 2021, openreview 8la28hZOwug). ``s_v[i, k]`` are the cosines of the
-    student's features with the prototypes over its temperature, p_u is Sinkhorn's or the softmax of
-    the teacher's cosines over its own, each teacher view by itself over the batch of all ranks, q
-    the prior. The mean is over the local samples. Of large (N, K) matrices only the
-    teacher's exponentials are held whole.
+    student's features with the prototypes over the student's temperature. p_u is the softmax of the
+    teacher's cosines over the teacher's temperature, or Sinkhorn's assignment, which balances each
+    teacher view over the batch of all ranks; q is the prior. The mean is over the local samples. If
+    the (N, K) matrices are large, only the teacher's exponentials are held whole.
 
     Args:
         student: (V, N, D) views; normalised inside.
         teacher: (U, N, Dt) views whose assignments are targets; normalised inside; a constant.
         prototypes: (K, D) unit rows, learnable or not.
-        prior: (K,) that sums to K, from before this step; a constant.
-        teacher_prototypes: (K, Dt) unit rows, a constant; by default the student's.
-        targets: (V, U) weights w, at least 0 and not all 0: which assignments are targets of which
-            student view; all 1 by default.
+        prior: (K,) that sums to K, as it was before this step; a constant.
+        teacher_prototypes: (K, Dt) unit rows, a constant; by default the student's prototypes.
+        targets: (V, U) weights w of each teacher view as a target of each student view, at least 0
+            and not all 0; all 1 by default.
         student_temperature: above 0.
         teacher_temperature: above 0; Sinkhorn's epsilon.
         assignment: ``sinkhorn``: balanced over the batch, see :func:`solo_ext.memory.sinkhorn`;
             ``softmax``.
         iterations: of Sinkhorn, 1 or more.
         prior_momentum: in [0, 1].
-        prior_order: ``before_loss``: q contains this batch, as in the paper; ``after_loss``: q is
-            the prior as given.
-        loss: ``protocpc``, or ``ce``: q is 1 for all, soft cross-entropy. The prior moves the same.
-        compute_dtype: of the factors of matrix products and of the teacher's exponentials,
+        prior_order: when the prior is updated. ``before_loss``: q contains this batch, as in the
+            paper; ``after_loss``: q is the prior as given.
+        loss: ``protocpc``, or ``ce``: soft cross-entropy, with all q = 1. Both update the prior.
+        compute_dtype: dtype of the factors of matrix products and of the teacher's exponentials,
             ``torch.bfloat16`` for example; fp32 by default.
 
     Returns:
-        Loss, its two terms, and the prior that contains this batch.
+        Loss, its two terms, and the prior updated by this batch.
 
     Example:
         >>> student, teacher, prototypes = (

@@ -1,4 +1,4 @@
-"""SEED: the teacher's similarities to a queue, taught to a student."""
+"""SEED: distils a teacher's similarities to a queue into a student."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plain_seed(
     student_temperature: float,
     teacher_temperature: float,
 ) -> Tensor:
-    """The cross-entropy of section 3.2 on (N, 1 + K) matrices, of unit rows; the reference.
+    """The cross-entropy of section 3.2 for unit rows, on (N, 1 + K) matrices; the reference.
 
     Example:
         >>> student, teacher, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))
@@ -40,7 +40,8 @@ class SEEDTerms(NamedTuple):
         loss: scalar mean over the images.
         entropy: scalar, mean entropy of the teacher's targets in nats, which the loss cannot fall
             below; at most ln(K + 1).
-        own: scalar in [0, 1], mean target of the image's own embedding; at 1 the loss is InfoNCE.
+        own: scalar in [0, 1], mean target probability of the image's own embedding; at 1 the loss
+            is InfoNCE.
 
     Example:
         >>> terms = seed_terms(torch.eye(4, 8), torch.eye(4, 8), torch.randn(100, 8))
@@ -61,10 +62,10 @@ def seed_terms(
     teacher_temperature: float = 0.01,
     compute_dtype: torch.dtype | None = None,
 ) -> SEEDTerms:
-    """The SEED loss together with how soft the targets are.
+    """The SEED loss, and measures of how soft the targets are.
 
-    Of the targets p only the mean ``m_i = sum_j p_ij d_j`` is needed:
-    ``loss_i = log sum_j exp(s_i.d_j / T_s) - s_i.m_i / T_s``. Arguments and errors as in
+    The targets p are needed only in the mean ``m_i = sum_j p_ij d_j``:
+    ``loss_i = log sum_j exp(s_i.d_j / T_s) - s_i.m_i / T_s``. Arguments and errors are those of
     :func:`seed_loss_func`.
 
     Example:
@@ -84,8 +85,8 @@ def seed_terms(
         predicted, _ = table_logsumexp(
             student, queue, scale, unit=True, compute_dtype=compute_dtype
         )
-        # Take all logits relative to the image's own entry d_0 = t: low temperatures make the
-        # logits large, but their differences stay small.
+        # Subtract the logit of the image's own entry d_0 = t from all logits: low temperatures
+        # make the logits large, but their differences stay small.
         from_queue = of_queue - sharpness * (teacher * teacher).sum(1)
         pull = from_queue.sigmoid().unsqueeze(1) * (mean - teacher)  # m - t
         mass = predicted[0] - scale * (student * teacher).sum(1)
@@ -108,7 +109,7 @@ def seed_loss_func(
     teacher_temperature: float = 0.01,
     compute_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Cross-entropy of the student's similarities with those of the teacher.
+    """Cross-entropy of the student's similarities with the teacher's similarities as targets.
 
     ``-sum_j p_ij log softmax_j(s_i.d_j / T_s)``, ``p_i = softmax_j(t_i.d_j / T_t)``, mean over the
     images; d are the teacher's embedding of image i itself and the rows of the queue (section 3.2
@@ -118,12 +119,13 @@ def seed_loss_func(
     Args:
         student: (N, D); normalised inside.
         teacher: (N, D) of the same images; normalised inside; a constant.
-        queue: (K, D) unit rows, earlier embeddings of the teacher, used as they are; a constant.
-            K may be 0.
+        queue: (K, D) unit rows, earlier embeddings of the teacher, not normalised again; a
+            constant. K may be 0.
         student_temperature: T_s, above 0.
         teacher_temperature: T_t, above 0.
-        compute_dtype: of the factors of the student's matrix products, ``torch.bfloat16`` for
-            example; fp32 by default, and for the teacher, whose temperature magnifies errors.
+        compute_dtype: dtype of the factors in the student's matrix products, ``torch.bfloat16``
+            for example; fp32 by default. The teacher's products keep full precision, because its
+            low temperature magnifies errors.
 
     Example:
         >>> student, teacher, queue = (F.normalize(torch.randn(n, 8)) for n in (4, 4, 100))

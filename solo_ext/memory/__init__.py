@@ -1,9 +1,10 @@
-"""State of methods besides networks: queues, banks, prototypes, priors; and heads.
+"""State of methods besides the backbone: queues, banks, prototypes, priors, teachers, and heads.
 
 Read in this order: :mod:`~solo_ext.memory.state`, how buffers stay out of DDP's broadcast, are
-shared out by sample, and are restored from a checkpoint; :mod:`~solo_ext.memory.features`, queue,
-support set and bank; :mod:`~solo_ext.memory.clusters`, prototypes from a clustering;
-:mod:`~solo_ext.memory.prototypes`, prototypes that learn, their prior, and Sinkhorn-Knopp;
+split between ranks by sample, and are restored from a checkpoint;
+:mod:`~solo_ext.memory.features`, queue, support set and bank;
+:mod:`~solo_ext.memory.clusters`, prototypes from a clustering;
+:mod:`~solo_ext.memory.prototypes`, learnable prototypes, their prior, and Sinkhorn-Knopp;
 :mod:`~solo_ext.memory.heads`; :mod:`~solo_ext.memory.teacher`; :mod:`~solo_ext.memory.knn`, which
 the host's validation and the evaluation share.
 """

@@ -1,4 +1,4 @@
-"""Prototypes from a clustering, as the last E-step left them."""
+"""Prototypes, concentrations and assignments of the last E-step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ClusterPrototypes(State):
 
     Attributes:
         num_prototypes: K of each granularity.
-        names: these as text; a repeated K gets a number, such as ``2_2``.
+        names: ``num_prototypes`` as text; a repeated K gets a number, such as ``2_2``.
         assignments: (M, n) cluster of every sample, by sample index, int32; this rank's share.
         epoch: epoch of the last E-step, -1 before the first.
 
@@ -50,11 +50,11 @@ class ClusterPrototypes(State):
         self.register_buffer("assignments", none)
 
     def of(self, indices: Tensor) -> Tensor:
-        """Clusters (M, N) of samples (N,), as int64; all ranks ask, for as many samples each."""
+        """Clusters (M, N) of samples (N,), int64; all ranks must call this with the same N."""
         if distributed.world_size() == 1:
             return self.assignments[:, indices].long()
         own, rows = distributed.own_rows(distributed.gather(indices))
-        # A sample is one rank's, and the others add 0.
+        # Each sample belongs to one rank; the other ranks add 0.
         found = distributed.sum_over_ranks(self.assignments[:, rows] * own)
         return found.chunk(distributed.world_size(), dim=1)[distributed.rank()].long()
 
@@ -75,9 +75,9 @@ class ClusterPrototypes(State):
 
     @torch.no_grad()
     def scaled(self, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Prototypes over their concentrations, (K, D) each, computed once after an E-step.
+        """Prototypes divided by their concentrations, (K, D) each; cached until the next E-step.
 
-        In another dtype than that of the prototypes, if one is given.
+        ``dtype`` is that of the prototypes by default.
         """
         held = self.prototypes[0]
         wanted = held.device, dtype or held.dtype
@@ -102,7 +102,7 @@ class ClusterPrototypes(State):
         held = *self.means, *self.prototypes, *self.concentration
         for table, value in zip(held, (*means, *unit, *concentration), strict=True):
             table.copy_(value)
-        # A new tensor: who holds the old assignments can compare them with these.
+        # Store a new tensor, so that a caller can still compare the old assignments with it.
         self.assignments = torch.stack(list(assignments)).to(self.assignments)
         self.epoch, self._scaled = epoch, []
 

@@ -1,4 +1,4 @@
-"""Past embeddings: a queue, a queue with labels to find neighbours in, a table by sample index."""
+"""Past embeddings: a queue, a support set for nearest neighbours, a bank by sample index."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from solo_ext.memory.state import State
 
 
 class FeatureQueue(State):
-    """First-in first-out ring of unit embeddings, written in place.
+    """First-in first-out ring buffer of unit embeddings, written in place.
 
-    Starts as random directions. Batches may have any size: of one larger than the ring the last
-    rows remain.
+    It starts with random unit rows. Batches may have any size; of a batch larger than the ring,
+    only the last rows are kept.
 
     Attributes:
         value: (K, D) unit rows.
@@ -53,24 +53,25 @@ class FeatureQueue(State):
     def age(self) -> float:
         """Mean age, in updates, of the rows that hold embeddings; the newest have age 0.
 
-        Batches count as equally large: a full queue of m has ``(m - 1) / 2``; an empty one has 0.
+        This assumes batches of equal size: the mean age of a full queue of m batches is
+        ``(m - 1) / 2``; that of an empty queue is 0.
         """
         if not self.written:
             return 0.0
         batch, held = self.written / self.updates, min(self.written, self.value.shape[0])
-        # Whole batches have ages 0 to oldest - 1; the rest of one has age `oldest`.
+        # Whole batches have ages 0 to oldest - 1; a partly overwritten batch has age `oldest`.
         oldest = math.floor(held / batch)
         total = batch * oldest * (oldest - 1) / 2 + (held - oldest * batch) * oldest
         return total / held
 
     @torch.no_grad()
     def update_(self, keys: Tensor) -> None:
-        """Replaces the oldest rows by unit rows (N, D), the same on every rank: gather them."""
+        """Replaces the oldest rows by unit rows (N, D), which must be the same on every rank."""
         for rows, part in self._advance(len(keys)):
             self.value[rows] = keys[part]
 
     def _advance(self, count: int) -> list[tuple[slice, slice]]:
-        """Moves the pointer by a batch; returns where its parts go, as (rows of ring, of batch)."""
+        """Moves the pointer by a batch; returns slices (of the ring, of the batch) to copy."""
         size = self.value.shape[0]
         skipped = max(count - size, 0)
         begin, kept = (self.pointer + skipped) % size, count - skipped
@@ -93,10 +94,10 @@ class Neighbours(NamedTuple):
     """Nearest neighbours of each query, most similar first, without gradient.
 
     Attributes:
-        embeddings: (N, k, D), a copy, because the set may be written to before they are used.
+        embeddings: (N, k, D), a copy, because the set may be overwritten before they are used.
         index: (N, k) their rows in the set.
-        similarity: (N, k) dot products with the query; minus infinity if fewer than k rows were
-            allowed, and the neighbour is then any row.
+        similarity: (N, k) dot products with the query; minus infinity, with an arbitrary row as
+            neighbour, if ids leave fewer than k rows.
         labels: (N, k) their labels, -1 for none.
 
     Example:
@@ -114,7 +115,7 @@ class Neighbours(NamedTuple):
 
 
 class SupportSet(FeatureQueue):
-    """Queue of unit embeddings that stores the image and the label of each.
+    """Queue of unit embeddings that also stores the sample index and the label of each.
 
     Attributes:
         indices: (K,) sample indices, -1 for none.
@@ -150,9 +151,9 @@ class SupportSet(FeatureQueue):
         """Replaces the oldest rows.
 
         Args:
-            keys: (N, D) unit rows, like the others the same on every rank: gather them first.
+            keys: (N, D) unit rows. All arguments must be the same on every rank: gather them first.
             indices: (N,) sample indices, at least 0; by default -1, for an unknown image.
-            labels: (N,) labels; by default -1.
+            labels: (N,) labels; by default -1, for an unknown label.
         """
         for rows, part in self._advance(len(keys)):
             self.value[rows] = keys[part]
@@ -161,9 +162,10 @@ class SupportSet(FeatureQueue):
 
     @torch.no_grad()
     def nearest(self, query: Tensor, k: int = 1, ids: Tensor | None = None) -> Neighbours:
-        """Finds the rows with the largest dot product with each query, also random initial ones.
+        """Finds the rows with the largest dot product with each query.
 
-        Call it before the queries' own embeddings are written, which it would otherwise find.
+        Rows of the random start can be found as well. Call this before the queries' own embeddings
+        are written, which would otherwise be found.
 
         Args:
             query: (N, D), unit rows for similarities in [-1, 1].
@@ -209,7 +211,7 @@ class FeatureBank(State):
         self.register_buffer("filled", torch.zeros(0, dtype=torch.bool))
 
     def resize_(self, num_samples: int) -> None:
-        """Makes room for a data set of ``num_samples``, all rows empty."""
+        """Allocates empty rows for this rank's share of a data set of ``num_samples``."""
         rows = len(range(distributed.rank(), num_samples, distributed.world_size()))
         self.value = self.value.new_zeros(rows, self.value.shape[1])
         self.filled = self.filled.new_zeros(rows)
@@ -218,11 +220,12 @@ class FeatureBank(State):
     def update_(self, indices: Tensor, features: Tensor) -> None:
         """Overwrites the rows of distinct samples (N,) by features (N, D), gathered from all ranks.
 
-        Each rank keeps those of its own samples.
+        Each rank stores the features of its own samples.
         """
         own, rows = distributed.own_rows(indices)
-        # To ask how many are ours would wait for the device. In place of the others, the last of
-        # ours is written again, or if none is ours, a row as it was.
+        # Selecting this rank's samples would wait for the device, because their number is unknown.
+        # Instead, the last of them is written again in place of each sample of another rank, or,
+        # if this rank has none, a row gets its old value.
         order = torch.arange(len(own), device=own.device)
         again = torch.where(own, order, (order * own).amax())
         own, rows, features = own[again], rows[again], features[again].to(self.value.dtype)

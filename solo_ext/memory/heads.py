@@ -1,4 +1,4 @@
-"""Heads: projector, class weights, bilinear critic; batch norm of parts of the batch."""
+"""Heads: projector, class weights, bilinear critic; and batch norm that splits the batch."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class ClassWeights(nn.Module):
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
-        # Directions evenly over the sphere, of about unit length.
+        # Gaussian rows have uniformly distributed directions, and here about unit length.
         self.weight = nn.Parameter(torch.empty(num_classes, dim).normal_(std=dim**-0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Cosines (N, C) of features (N, D), which rounding may put slightly beyond 1.
+        """Cosines (N, C) of features (N, D), which may slightly exceed 1 due to rounding.
 
-        In fp32 also under autocast (fp64 for fp64 features).
+        They are computed in fp32 (fp64 for fp64 features), also under autocast.
         """
         x, weight = full_precision(x, self.weight)
         with full_precision_products(x.device):
@@ -83,18 +83,18 @@ class ClassWeights(nn.Module):
     def rematch_(
         self, old: Tensor, new: Tensor, optimizer_state: Mapping[str, Any] | None = None
     ) -> Tensor:
-        """Gives every class the weights of the old class that it continues.
+        """Gives every class the weights of the old class that matches it best.
 
         If clusters serve as classes, their numbers change with every clustering. Of all one-to-one
-        matchings m, ``sum_c |{i: new_i = c, old_i = m(c)}|`` is largest for the one taken, which
-        the Hungarian method finds on the (C, C) table of counts in a time of at worst C^3: some
-        seconds for 10,000 clusters.
+        matchings m, the chosen one has the largest ``sum_c |{i: new_i = c, old_i = m(c)}|``. The
+        Hungarian method finds it on the (C, C) table of counts in time O(C^3): some seconds for
+        10,000 clusters.
 
         Args:
             old: (n,) class of every sample of this rank so far, in [0, C).
             new: (n,) class of the same samples from now on, in [0, C).
-            optimizer_state: ``optimizer.state[weight]``; its (C, D) tensors, running means of the
-                gradients, are permuted as well.
+            optimizer_state: ``optimizer.state[weight]``; its (C, D) tensors, such as running means
+                of gradients, are permuted as well.
 
         Returns:
             (C,) the old class of each new one.
@@ -116,8 +116,8 @@ class BilinearCritic(nn.Module):
     """Scores ``z^T W c`` of queries with contexts, the logarithm of f in Eq. 3.
 
     Attributes:
-        weight: (D1, D2) W, for ``bilinear_info_nce_loss_func``; drawn so that the scores of rows
-            of unit variance have unit variance.
+        weight: (D1, D2) W, for ``bilinear_info_nce_loss_func``; initialised so that scores have
+            unit variance if the rows have unit variance.
 
     Args:
         query_dim: D1.
@@ -139,7 +139,7 @@ class BilinearCritic(nn.Module):
     def forward(self, z: Tensor, c: Tensor) -> Tensor:
         """Scores (N, K) of queries (N, D1) with contexts (K, D2).
 
-        In fp32 also under autocast (fp64 for fp64 queries).
+        They are computed in fp32 (fp64 for fp64 queries), also under autocast.
         """
         z, c, weight = full_precision(z, c, self.weight)
         with full_precision_products(z.device):
@@ -147,11 +147,12 @@ class BilinearCritic(nn.Module):
 
 
 class SplitBatchNorm2d(nn.BatchNorm2d):
-    """Normalises image i with those of the same ``i % splits``; running statistics are the mean.
+    """Normalises image i with the images of the same ``i % splits``.
 
-    It takes the place of ``norm``, whose parameters and buffers it holds. It does what MoCo has on
-    ``splits`` GPUs: a batch of one query and its key alone would tell by their statistics which
-    images belong together (He et al., CVPR 2020, section 3.3).
+    The running statistics are means over the splits. The layer replaces ``norm`` and shares its
+    parameters and buffers. It imitates MoCo's batch norm on ``splits`` GPUs, which prevents the
+    batch statistics from telling which query and key belong together (He et al., CVPR 2020,
+    section 3.3).
 
     Example:
         >>> import torch
@@ -173,7 +174,7 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
             setattr(self, name, buffer)
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, H, W) normalised; N a multiple of ``splits``."""
+        """Normalises images (N, C, H, W); in training, N must be a multiple of ``splits``."""
         if not self.training:
             return super().forward(input)
         rows, channels = input.shape[:2]
@@ -196,7 +197,7 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
 
 
 def split_batch_norm(network: nn.Module, splits: int) -> nn.Module:
-    """Replaces every ``BatchNorm2d`` of a network by one that splits the batch.
+    """Replaces every ``BatchNorm2d`` of a network by a :class:`SplitBatchNorm2d`.
 
     Raises:
         ValueError: the network has none.
@@ -206,7 +207,7 @@ def split_batch_norm(network: nn.Module, splits: int) -> nn.Module:
         2
     """
     modules = list(network.modules())
-    # A network may hold a layer under several names.
+    # Replace each layer by one new layer, because a network may hold it under several names.
     made: dict[nn.Module | None, nn.Module] = {
         m: SplitBatchNorm2d(m, splits) for m in modules if type(m) is nn.BatchNorm2d
     }

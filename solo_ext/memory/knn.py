@@ -24,8 +24,8 @@ def cosines(queries: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
 
     Args:
         queries: (B, D), of any norm and floating dtype.
-        rows: (m, D), likewise; it may fill the memory, so half precision is cast part by part.
-        scale: (m,) of :func:`inverse_norms` of ``rows``.
+        rows: (m, D), likewise; they may fill the memory, so half precision is cast part by part.
+        scale: (m,) reciprocal lengths of ``rows``, from :func:`inverse_norms`.
 
     Example:
         >>> rows = torch.tensor([[2.0, 0.0], [0.0, 5.0]])
@@ -54,7 +54,7 @@ def inverse_norms(rows: Tensor) -> Tensor:
 
 
 def _parts(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The rows in fp32, part by part if that needs a copy."""
+    """Yields the rows in fp32, in parts if the conversion needs a copy."""
     size = len(rows) if rows.dtype == torch.float32 else _MAX_ELEMENTS // rows.shape[-1]
     for start in range(0, len(rows), max(1, size)):
         yield start, rows[start : start + max(1, size)].float()
@@ -83,7 +83,7 @@ def class_scores(
         features: queries (n_query, D), of any norm and floating dtype.
         bank: labelled rows (n_bank, D), at least one.
         bank_targets: their classes (n_bank,), in [0, num_classes).
-        ks: numbers of neighbours, each >= 1; one beyond ``n_bank`` is clipped to it.
+        ks: numbers of neighbours, each >= 1; a k above ``n_bank`` is clipped to it.
         temperatures: T, each > 0.
         num_classes: C.
         epsilon: added to the Euclidean distance; by default cosines are compared.
@@ -120,7 +120,7 @@ def class_scores(
             weight = values
             if epsilon is None:
                 weight = ((values - values[:, :1]) / temperature).exp()
-                # A vote that underflows must stay distinguishable from no vote.
+                # A vote that underflows to 0 could not be told from no vote.
                 weight = weight.clamp_min(torch.finfo(weight.dtype).tiny)
             for k, size in sizes.items():
                 empty = weight.new_zeros(len(block), num_classes)
@@ -148,16 +148,16 @@ def knn_accuracy(
 
     Args:
         features: queries (n_query, D).
-        targets: their classes (n_query,), from -1 on.
-        bank: labelled rows (n_bank, D).
-        bank_targets: their classes (n_bank,), from -1 on.
+        targets: their classes (n_query,), -1 for unlabelled.
+        bank: rows (n_bank, D).
+        bank_targets: their classes (n_bank,), -1 for unlabelled.
         ks: numbers of neighbours, as :func:`class_scores` takes them.
         temperatures: likewise.
         topk: ranks to report, each >= 1; clipped to the number of classes.
         **options: ``epsilon`` and ``max_elements`` of :func:`class_scores`.
 
     Returns:
-        Per requested (k, temperature), per requested top-k, the accuracy in percent, [0, 100].
+        For each (k, temperature) and each of ``topk``, the accuracy in percent, [0, 100].
 
     Raises:
         ValueError: no labelled query or no labelled bank row is left; errors of
@@ -188,12 +188,12 @@ def knn_accuracy(
 
 
 class OnlineKNN(Metric):
-    """Accumulates features during an epoch and classifies the test ones by weighted kNN.
+    """Accumulates features during an epoch and classifies test features by weighted kNN.
 
     Drop-in for solo-learn's ``WeightedKNNClassifier``, whose constructor torchmetrics 1.x rejects.
     Votes are those of :func:`class_scores`, by cosine or by Euclidean distance of the raw features.
-    Rows with target -1 are ignored. Unlike in solo-learn, cosine normalises the features itself,
-    and either side may have classes that the other lacks.
+    Rows with target -1 are ignored. Unlike solo-learn's, this class normalises the features for the
+    cosine, and train and test rows may have different classes.
 
     Args:
         k: number of neighbours, >= 1; clipped to the number of train rows.
@@ -232,7 +232,7 @@ class OnlineKNN(Metric):
         epsilon: float = 1e-5,
         dist_sync_on_step: bool = False,
     ) -> None:
-        # compute() empties the states: a cached result would outlive the features it came from.
+        # compute() discards all rows: a cached result would outlive the features it came from.
         super().__init__(dist_sync_on_step=dist_sync_on_step, compute_with_cache=False)
         if distance_fx not in _DISTANCES:
             raise ValueError(f"distance_fx={distance_fx!r}: must be one of {_DISTANCES}")
@@ -256,7 +256,7 @@ class OnlineKNN(Metric):
         """Stores a batch of train rows (n, D) and classes (n,), of test rows, or of both.
 
         Raises:
-            ValueError: features come without targets, the reverse, or in another number.
+            ValueError: features without targets or the reverse, or their numbers differ.
         """
         given = {"train": (train_features, train_targets), "test": (test_features, test_targets)}
         for side, (features, targets) in given.items():
@@ -272,9 +272,9 @@ class OnlineKNN(Metric):
             getattr(self, f"{side}_targets").append(targets.detach())
 
     def compute(self) -> tuple[float, float]:
-        """Top-1 and top-5 accuracy in percent of the rows stored so far, which are forgotten.
+        """Top-1 and top-5 accuracy in percent of the stored rows, which are then discarded.
 
-        (nan, nan), with a warning, if there are no labelled train or no labelled test rows.
+        Returns (nan, nan), with a warning, without labelled train rows or labelled test rows.
         """
         bank, bank_targets = _joined(self.train_features, self.train_targets)
         features, targets = _joined(self.test_features, self.test_targets)
@@ -298,8 +298,8 @@ class OnlineKNN(Metric):
         return accuracy[1], accuracy[5]
 
     def reset(self) -> None:
-        """Forgets all rows."""
-        # After synchronisation a state is one tensor, which the base class cannot clear as a list.
+        """Discards all rows."""
+        # After synchronisation a state is a tensor, and the base class can only clear a list.
         for name in self._defaults:
             setattr(self, name, [])
         super().reset()

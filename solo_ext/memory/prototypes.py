@@ -1,4 +1,4 @@
-"""Prototypes that learn, how common each of them is, and balanced assignments to them."""
+"""Learnable prototypes, their prior, and balanced assignments to them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from solo_ext.memory.state import State
 class Prototypes(nn.Module):
     """Learnable unit directions, random at first.
 
-    Rows are rescaled to unit length in place after each optimiser step, as in SwAV, and not by
-    weight normalisation in the forward pass. So the loss reads the parameter itself, and a row's
-    step is not divided by a length that grows from step to step.
+    Rows are rescaled to unit length in place after each optimiser step, as in SwAV, rather than by
+    weight normalisation in the forward pass. So the loss reads the parameter itself, and gradients
+    are not divided by a row's length, which would grow from step to step.
 
     Attributes:
         weight: (K, D).
@@ -48,9 +48,9 @@ class Prototypes(nn.Module):
     def from_rows(cls, rows: Tensor) -> Self:
         """Prototypes that start in the directions of rows (K, D), a teacher's for example.
 
-        Weight norm's ``weight_v`` gives the same directions as its product with ``weight_g``.
+        Of a layer with weight normalisation, pass ``weight_v``: ``weight_g`` only changes lengths.
         """
-        # The meta device skips the random initialisation, which would advance the generator.
+        # Build on the meta device: a random initialisation would advance the global generator.
         with torch.device("meta"):
             made = cls(*rows.shape)
         made.weight = nn.Parameter(rows.detach().clone())
@@ -71,16 +71,17 @@ class Prototypes(nn.Module):
 class PrototypePrior(State):
     """Running mean of the teacher's prototype probabilities, times K.
 
-    ``q <- m q + (1 - m) K mean_i p_i`` (Eq. 4). Starts flat; stays in fp32 also under autocast and
-    in modules of lower precision. A step's loss uses the value from :meth:`peek`, which changes
-    nothing; after the optimiser's step :meth:`commit_` or :meth:`update_` stores it.
+    ``q <- m q + (1 - m) K mean_i p_i`` (Eq. 4). The prior starts uniform, and stays in fp32 also
+    under autocast and in modules of lower precision. A step's loss uses the value from
+    :meth:`peek`, which changes nothing; after the optimiser step :meth:`commit_` or
+    :meth:`update_` stores it.
 
     Attributes:
         value: (K,), sums to K.
 
     Args:
         num_prototypes: K.
-        momentum: m in [0, 1]; 0: the last batch alone.
+        momentum: m in [0, 1]; with 0 the prior is that of the last batch alone.
 
     Raises:
         ValueError: the momentum is not in [0, 1].
@@ -117,11 +118,11 @@ class PrototypePrior(State):
 
     @torch.no_grad()
     def peek(self, teacher_probs: Tensor) -> Tensor:
-        """The value (K,) with this batch included.
+        """Returns the value (K,) updated by this batch, without storing it.
 
         Args:
-            teacher_probs: (N, K) local samples, rows that sum to 1; the mean is over the samples
-                of all ranks, which may hold different numbers.
+            teacher_probs: (N, K) rows of local samples that sum to 1; the mean is over the samples
+                of all ranks, whose N may differ.
 
         Raises:
             ValueError: the shape does not fit.
@@ -138,7 +139,7 @@ class PrototypePrior(State):
 
     @torch.no_grad()
     def commit_(self, value: Tensor) -> None:
-        """Stores a value (K,), the same on every rank, of :meth:`peek` or of a step's loss."""
+        """Stores a value (K,) from :meth:`peek` or a step's loss, the same on every rank."""
         self.value.copy_(value)
 
     def update_(self, teacher_probs: Tensor) -> None:
@@ -155,16 +156,16 @@ def sinkhorn(
     ``Q = diag(u) exp(scores / epsilon) diag(v)`` (Eq. 5). Starting from u = 1, each
     iteration chooses v so that every prototype has mass N / K over the batch, and then u so that
     every sample has mass 1: rows sum to 1, columns nearly to N / K. The batch is that of all
-    ranks, which may hold different numbers of samples. Any scores and epsilon are safe. The result
-    has no gradient.
+    ranks, whose N may differ. No scores and no epsilon cause an overflow. The result has no
+    gradient.
 
     Args:
-        scores: (N, K) local samples by prototypes, higher is closer; fp64 is kept, all else is
-            computed and returned in fp32.
-        epsilon: above 0; the lower, the closer to one prototype for each sample.
+        scores: (N, K) of local samples with prototypes, higher is closer; fp64 is kept, all other
+            dtypes are computed and returned in fp32.
+        epsilon: above 0; the lower it is, the closer each row is to one-hot.
         iterations: 1 or more.
-        unit: whether all scores are known to lie in [-1, 1], as cosines do; saves a pass over them
-            unless epsilon is below 0.025.
+        unit: whether all scores are known to lie in [-1, 1], as cosines do; this saves a pass over
+            them unless epsilon is below 0.025.
 
     Returns:
         (N, K) probabilities.
@@ -196,7 +197,7 @@ def sinkhorn(
         bound = 1 / epsilon if unit else None
         like = scores.new_empty(0, dtype=dtype)
         found = assign(logits, shape, like, iterations, bound=bound)
-        # Blocks that fit in the cache are read from memory once, not twice.
+        # In blocks that fit the cache, the matrix is read from memory once, not twice.
         for part in tiles_of(len(scores), tile_rows(like, scores.shape[1], 4)):
             found.matrix[part].mul_(found.columns).mul_(found.rows[part].unsqueeze(1))
         return found.matrix

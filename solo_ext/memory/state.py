@@ -1,4 +1,4 @@
-"""Buffers of a method that DDP must not synchronise, and their way through checkpoints."""
+"""Buffers of a method that DDP must not broadcast, and how checkpoints store them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from solo_ext.core import distributed
 class State(nn.Module):
     """Base of queues, banks and prototypes: persistent buffers, written in place between steps.
 
-    Tables by sample index start empty and are shared out to the ranks, as
-    :mod:`~solo_ext.core.distributed` says. Checkpoints hold them whole, so that a run may go on
-    with another number of ranks; all ranks ask for a state dict together.
+    Tables by sample index start empty, and each rank holds a share of their rows, see
+    :mod:`~solo_ext.core.distributed`. Checkpoints store whole tables, so that a run can resume with
+    another number of ranks; therefore all ranks must call ``state_dict`` together.
 
     Integers that a step reads are Python attributes, because reading a buffer on a GPU would wait
-    for the device; :meth:`extra_state` and :meth:`load_extra_state` bring them into checkpoints.
+    for the device; :meth:`extra_state` and :meth:`load_extra_state` save and restore them.
 
     Example:
         >>> class Counter(State):
@@ -35,19 +35,19 @@ class State(nn.Module):
     """
 
     frozen = False
-    """Whether DDP ignores the subtree's parameters too, because they never change."""
+    """Whether DDP ignores the parameters of the module and its children too: they never change."""
     by_sample: Mapping[str, int] = {}
     """Names of the tables by sample index, and the dimension that has an entry per sample."""
 
     def extra_state(self) -> list[int]:
-        """Python state to keep in checkpoints."""
+        """Integers to store in checkpoints."""
         return []
 
     def load_extra_state(self, numbers: list[int]) -> None:
         """Restores what :meth:`extra_state` returned."""
 
     def get_extra_state(self) -> Tensor:
-        # A tensor, because tools that read checkpoints expect only tensors in a state dict.
+        # Return a tensor: tools that read checkpoints expect only tensors in a state dict.
         return torch.tensor(self.extra_state(), dtype=torch.long)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -72,8 +72,8 @@ class State(nn.Module):
 def keep_out_of_broadcast(root: nn.Module) -> None:
     """Keeps the buffers of every :class:`State` in ``root`` out of DDP's buffer broadcast.
 
-    The broadcast would send whole tables from rank 0 at every forward pass. Frozen subtrees are
-    left out entirely, also of the broadcast of parameters at the start. DDP will wrap ``root``.
+    ``root`` is the module that DDP will wrap. The broadcast would send whole tables from rank 0 at
+    every forward pass. Frozen modules are kept out of DDP's initial broadcast of parameters too.
 
     Example:
         >>> from solo_ext.memory import PrototypePrior

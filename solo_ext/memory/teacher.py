@@ -1,4 +1,4 @@
-"""The teacher of a distillation: the frozen network, and its normalisation."""
+"""The frozen teacher of a distillation, and the conversion to its image normalisation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WEIGHTS = ("backbone", "head")
 class Teacher(State):
     """Backbone and head in eval mode, without gradient, outside DDP and checkpoints.
 
-    Checkpoints hold its digest, and are refused if it is another teacher's.
+    Checkpoints store the teacher's digest; loading that of another teacher raises UserError.
 
     Args:
         backbone: (N, 3, H, W) -> (N, F), with its weights.
-        head: (N, F) -> (N, D); ``None`` keeps the features.
-        digest: of the weights' file.
+        head: (N, F) -> (N, D); with ``None`` the features are the embeddings.
+        digest: digest of the file of the weights.
         dtype: of the forward pass, by autocast: fp32, bf16 or fp16.
         prototypes: (K, D) unit rows from the teacher's file; never in checkpoints.
 
@@ -58,7 +58,7 @@ class Teacher(State):
         self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]
 
     def train(self, mode: bool = True) -> Teacher:
-        """Stays in eval mode."""
+        """Stays in eval mode, whatever the mode of the parent module."""
         return super().train(False)
 
     def forward(self, X: Tensor) -> Tensor:
@@ -67,11 +67,12 @@ class Teacher(State):
             z = self.backbone(X)
             if self.head is not None:
                 z = self.head(z)
-        # Autograd refuses to save inference tensors; a copy made outside the block is not one.
+        # Autograd cannot save inference tensors, so return a normal tensor: a copy that is made
+        # outside of inference mode.
         return z.to(torch.float32, copy=True)  # type: ignore[no-any-return]
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
-        # Devices without autocast, such as meta, refuse even to have it switched off.
+        # Devices without autocast, such as meta, raise an error even for enabled=False.
         if not torch.amp.is_autocast_available(device.type):
             return contextlib.nullcontext()
         if self.dtype == torch.float32:
@@ -90,8 +91,8 @@ class Teacher(State):
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # The children load next and would miss their keys: give them their own weights, which the
-        # digest shows to be the right ones.
+        # Checkpoints lack the keys of the children, which load next: insert their current weights,
+        # which the digest shows to be the right ones.
         state_dict.update(
             {
                 f"{prefix}{name}.{key}": value
@@ -103,7 +104,7 @@ class Teacher(State):
 
 
 def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Removes the weights, which resuming reads from the teacher's own file."""
+    """Removes the weights from a state dict: a resumed run reads them from the teacher's file."""
     starts = tuple(f"{prefix}{name}." for name in _WEIGHTS)
     for key in [k for k in state if k.startswith(starts)]:
         del state[key]
@@ -112,7 +113,7 @@ def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) ->
 class Renormalize(nn.Module):
     """Converts images normalised by one mean and deviation to another normalisation.
 
-    ``(x std + mean - target_mean) / target_std``; the identity where they are the same.
+    ``(x std + mean - target_mean) / target_std``; if both are the same, images are returned as is.
 
     Example:
         >>> view = Renormalize([0.5], [0.5], [0.0], [1.0])

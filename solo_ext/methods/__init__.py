@@ -1,13 +1,14 @@
 """Methods: modules that assemble losses, heads and state behind solo-learn's interface.
 
-One paper is one file, named as configs name the method. It holds the method's settings, the module,
-and a ``training_step`` in the order of the paper's algorithm; start with
-:mod:`~solo_ext.methods.pcl`. Shared code stands beside them: :mod:`~solo_ext.methods.registry` is
-the table of methods, with what they require of a config and defaults that follow the number of
-images; :mod:`~solo_ext.methods.projected` adds a projector to the host's base classes;
-:mod:`~solo_ext.methods.contrastive` and :mod:`~solo_ext.methods.distillation` are the two families'
-common steps; :mod:`~solo_ext.methods.e_step` clusters the training set between epochs. A method's
-module is imported when the method is registered or asked for.
+Each paper has one file with the name of its method in configs. The file holds the method's
+settings, the module, and a ``training_step`` in the order of the paper's algorithm; start with
+:mod:`~solo_ext.methods.pcl`. Other files hold shared code: :mod:`~solo_ext.methods.registry` the
+table of methods, shared checks of a config, and defaults that depend on the number of images;
+:mod:`~solo_ext.methods.projected` base classes with a projector;
+:mod:`~solo_ext.methods.contrastive` the step of the contrastive methods;
+:mod:`~solo_ext.methods.distillation` the base class of SEED and ProtoSEED;
+:mod:`~solo_ext.methods.e_step` the clustering of the training set between epochs. A method's module
+is imported when the method is registered or accessed.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ _MODULES = {
     "ProtoSEED": "protoseed",
     "SEED": "seed",
 }
-"""The module that holds each class; modules are named as configs name the method."""
+"""The module of each class; it has the name of the method in configs."""
 
 __all__ = ["METHODS", "load_all", *_MODULES]
 
 
 def load_all() -> dict[str, BaseException]:
-    """Imports every method, which registers it.
+    """Imports and thereby registers every method.
 
     Returns:
-        The error of each method that the installed solo-learn cannot run, by the method's name.
+        The error of each method that cannot be imported, by the method's name.
 
     Example:
         >>> load_all(), "debiased" in METHODS

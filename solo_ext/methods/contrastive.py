@@ -1,7 +1,7 @@
-"""Contrastive learning: positives, negatives, their weighting and mixing are set by config.
+"""Contrastive learning: the config sets positives, negatives, their weighting and their mixing.
 
-``L = mean -log(exp(s_p) / (exp(s_p) + M))``, s the cosine over the temperature T, over anchors and
-their positives p. One step, and where it stands::
+``L = mean -log(exp(s_p) / (exp(s_p) + M))`` over anchors and their positives p, where s is the
+cosine divided by the temperature T. One step, and where the code has each line::
 
     z = g(f(x)) of every crop; q = h(z) with a predictor, else z       forward
     k = z of the large crops, without gradient; with a queue that
@@ -61,14 +61,15 @@ from solo_ext.methods.registry import (
 
 @dataclass(frozen=True)
 class Preset:
-    """A contrastive method by name; it differs from the others in its defaults only.
+    """A named contrastive method, which differs from the others in its defaults only.
 
-    Called with solo-learn main's config it gives the module: :class:`Contrastive`, or with
-    ``negatives: queue`` :class:`QueueContrastive`. There are two because solo-learn's base class of
-    momentum methods always has a momentum backbone, which a batch of negatives has no use for.
+    Calling it with solo-learn main's config makes the module: :class:`Contrastive`, or with
+    ``negatives: queue`` :class:`QueueContrastive`. There are two classes because solo-learn's base
+    class of momentum methods always has a momentum backbone, which negatives of the batch do not
+    need.
 
     Attributes:
-        kwargs_type: its ``method_kwargs``.
+        kwargs_type: class of its ``method_kwargs``.
 
     Example:
         >>> from solo_ext.methods import Debiased
@@ -89,7 +90,7 @@ class Preset:
     fill_sizes = staticmethod(fill_sizes)
 
     def __call__(self, cfg: DictConfig) -> Contrastive:
-        """The module of a config, which is checked and filled in."""
+        """Checks and completes the config, and makes its module."""
         cfg = self.add_and_assert_specific_cfg(cfg)
         return self._kind(cfg)(cfg, self.kwargs_type)
 
@@ -120,8 +121,8 @@ class Contrastive(ProjectedMethod):
 
     Every crop is an anchor; negatives are all crops of the other images, of all processes.
 
-    Logs ``train_<method>_loss``, the geometry of :class:`ProjectedMethod`, and what applies of
-    docs/reference/logged.md.
+    Logs ``train_<method>_loss``, the geometry of :class:`ProjectedMethod`, and those metrics of
+    docs/reference/logged.md that apply.
 
     Args:
         cfg: checked and filled in by :class:`Preset`.
@@ -156,7 +157,7 @@ class Contrastive(ProjectedMethod):
         keep_out_of_broadcast(self)
 
     def _build_momentum(self) -> None:
-        """Nothing here; see :class:`QueueContrastive`."""
+        """Hook for :class:`QueueContrastive`, which adds a momentum projector and queues."""
 
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
@@ -198,9 +199,9 @@ class Contrastive(ProjectedMethod):
         Args:
             queries: (N, D) each, one per crop: predictions, or embeddings without a predictor.
             keys: (N, D) unit rows, one per large crop: embeddings without gradient, of the momentum
-                encoder where there is one.
+                encoder if there is one.
             indices: (N,) sample indices.
-            targets: (N,) labels, for metrics alone.
+            targets: (N,) labels, only for metrics.
 
         Returns:
             Scalar, and what to log.
@@ -216,9 +217,9 @@ class Contrastive(ProjectedMethod):
     def positives_of(
         self, keys: Sequence[Tensor], indices: Tensor, targets: Tensor
     ) -> tuple[list[Tensor] | None, dict[str, Tensor]]:
-        """(N, P, D) positives that stand for each large crop, and what to log of them.
+        """Positives (N, P, D) that replace the key of each large crop, and what to log of them.
 
-        ``None`` where the views stand for themselves: also before the first E-step.
+        ``None`` if the views themselves are the positives, as they are before the first E-step.
         """
         if self.support_set is not None:
             return self._neighbours(self.support_set, keys, indices, targets)
@@ -237,7 +238,7 @@ class Contrastive(ProjectedMethod):
         images = indices.repeat(len(keys))
         excluded = images if settings.exclude_own else None
         found = support_set.nearest(torch.cat(list(keys)), settings.top_k, excluded)
-        # Where fewer than `top_k` rows are allowed, the missing ones have similarity -inf.
+        # If fewer than `top_k` rows are allowed, the missing ones have similarity -inf.
         there = found.similarity.isfinite()
         similarity = torch.where(there, found.similarity, 0.0).sum() / there.sum().clamp(min=1)
         metrics = {"train_nn_similarity": similarity} | queue_metrics("support", support_set)
@@ -260,7 +261,7 @@ class Contrastive(ProjectedMethod):
     ) -> list[ContrastiveTerms]:
         """The loss of each direction, with all crops of the other images as negatives.
 
-        Arguments as :meth:`contrast` and :meth:`positives_of` have them.
+        The arguments are those of :meth:`contrast` and the positives of :meth:`positives_of`.
         """
         if positives is not None and self.support_set is not None:
             return self._neighbours_against_batch(queries, positives)
@@ -275,9 +276,9 @@ class Contrastive(ProjectedMethod):
     def _neighbours_against_batch(
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
     ) -> list[ContrastiveTerms]:
-        """Neighbours of each large crop with the predictions of every other crop (NNCLR, Eq. 3)."""
+        """Neighbours of each large crop against predictions of every other crop (NNCLR, Eq. 3)."""
         unit = [F.normalize(q.float(), dim=1) for q in queries]
-        # Gather once: every direction needs them again.
+        # Gather once for all directions.
         all_queries = distributed.gather_each(unit, gradient=True)
         all_near = distributed.gather_each(neighbours)
         terms = []
@@ -324,7 +325,7 @@ class Contrastive(ProjectedMethod):
             return
         keys, indices, targets = self._written
         self._written = None
-        # The support set holds the first view, whose key a queue has, too.
+        # The support set takes the first view's keys, which the first queue takes too: gather once.
         wanted = len(self.queues) or int(self.support_set is not None)
         joined = distributed.gather_each(keys[:wanted]) if wanted else []
         known = self.support_set is not None or self.kwargs.exclude_own
@@ -336,15 +337,15 @@ class Contrastive(ProjectedMethod):
         self.e_step.keep(indices, keys)
 
     def on_train_start(self) -> None:
-        """Sizes the state by the training set."""
+        """Synchronises the queues over ranks and prepares the E-step."""
         super().on_train_start()
-        # These buffers start as random rows, and DDP is told not to synchronise them.
+        # Queues start as random rows, and DDP does not synchronise them.
         distributed.broadcast_buffers(*self.queues, *filter(None, [self.support_set]))
         self.e_step.start(self)
         self._mixing.warn_of_late_start(self.cfg)
 
     def on_train_epoch_start(self) -> None:
-        """Runs the E-step where there are prototypes and it is due."""
+        """Runs the E-step if the method has prototypes and an E-step is due."""
         super().on_train_epoch_start()
         self.e_step.before_epoch(self)
 
@@ -352,7 +353,7 @@ class Contrastive(ProjectedMethod):
 class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[misc]
     """Contrasts positives of the configured kind with past keys of a momentum encoder (MoCo).
 
-    There is one queue per large crop, of that crop's keys; its anchors are the other crops.
+    Each large crop has a queue of its past keys, against which the other crops are contrasted.
 
     Example:
         >>> from solo_ext.methods import HardNegative
@@ -378,7 +379,7 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
 
     @torch.no_grad()
     def momentum_forward(self, X: Tensor) -> dict[str, Any]:
-        """As of the base; with split batch norm, of the images in another order."""
+        """As in the base class; with split batch norm, on shuffled images (MoCo's shuffling BN)."""
         if self.kwargs.batch_norm_splits == 1 or not self.momentum_backbone.training:
             return super().momentum_forward(X)
         order = torch.randperm(len(X), device=X.device)
@@ -391,16 +392,16 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
     def contrast(
         self, queries: Sequence[Tensor], keys: Sequence[Tensor], indices: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """As of the base; keeps what tells at the epoch's end whose rows were mined."""
+        """As in the base class; keeps the first crop's queries for a metric at the epoch's end."""
         if self.kwargs.exclude_own and self._mixing.active(self.current_epoch):
             self._last = F.normalize(queries[0].detach().float(), dim=1), indices, targets
         return super().contrast(queries, keys, indices, targets)
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
-        """Logs how many rows that the last batch would mine are of the query's class.
+        """Logs what share of the rows that the last batch would mine is of the query's class.
 
-        Where queues know their images' labels. Here and not in a step, which mines in a kernel.
+        Only queues of ``exclude_own`` hold labels. A step mines in a kernel and cannot log this.
         """
         super().on_train_epoch_end()
         last, self._last = self._last, None
@@ -422,7 +423,7 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
     ) -> list[ContrastiveTerms]:
         """Every crop with the positives of each other large crop, against that crop's queue.
 
-        Where it is not symmetric, the first crop is a query only.
+        Without ``symmetric``, the first crop is only a query.
         """
         unit = [F.normalize(q.float(), dim=1) for q in queries]
         terms = []

@@ -32,11 +32,11 @@ class SupportSetKwargs(Section):
     """``method_kwargs.support_set``: where nearest neighbours are looked up.
 
     Attributes:
-        size: number of past embeddings, of the first view; null: 98,304, up to an eighth of the
-            training images. ``queue_size`` where there is no queue, as in solo-learn's ``nnclr``.
-        top_k: neighbours of each embedding, all of them positives.
-        exclude_own: leave out the image's own earlier embedding, which is the nearest where the
-            set holds much of the training set.
+        size: number of past embeddings of the first view; null: 98,304, but at most an eighth of
+            the training images. Without a queue ``queue_size`` sets it, as in solo-learn's nnclr.
+        top_k: number of neighbours of each embedding; all are positives.
+        exclude_own: whether to leave out the image's own earlier embedding, which is the nearest if
+            the set holds much of the training set.
 
     Example:
         >>> SupportSetKwargs(top_k=5)
@@ -49,37 +49,37 @@ class SupportSetKwargs(Section):
 
 
 class ContrastiveKwargs(ProjectorKwargs):
-    """``method_kwargs`` of :class:`~solo_ext.methods.contrastive.Contrastive`, with a projector's.
+    """``method_kwargs`` of :class:`~solo_ext.methods.contrastive.Contrastive` and its projector.
 
     Attributes:
-        proj_last_batch_norm: batch norm after its last layer.
-        pred_hidden_dim: width of the hidden layer of a predictor on the side of the queries; 0 is
-            none.
+        proj_last_batch_norm: whether the projector's last layer has batch norm.
+        pred_hidden_dim: width of the hidden layer of the queries' predictor; 0: no predictor.
         temperature: above 0.
         positives: ``view``: the image's other views; ``nearest_neighbor``: the support set's rows
             nearest to them; ``prototype``: the means of the image's clusters.
         negatives: ``batch``: the other images' views; ``queue``: past embeddings of a momentum
             encoder, one queue per large crop.
-        queue_size: of each; null: 65,536, up to an eighth of the training images.
-        exclude_own: against a queue: leave out the image's own earlier keys, which are among the
-            most similar rows where the queue holds much of the training set.
+        queue_size: rows of each queue; null: 65,536, but at most an eighth of the training images.
+        exclude_own: with a queue: whether to leave out the image's own earlier keys, which are
+            among the most similar rows if the queue holds much of the training set.
         tau_plus: in [0, 1), prior share of negatives of the anchor's class; above 0 debiases.
-        beta: 0 or more; above 0 negatives weigh the more the more similar they are.
-        anneal_beta: beta falls to 0 in nine steps, as the official code of hard negatives can: it
-            is whole in the first two ninths of the epochs, 7/8 in the next, and so on.
-        detach_weights: no gradient through those weights.
-        symmetric: nearest neighbours against negatives of the batch: contrast predictions with
-            neighbours too, not only neighbours with predictions. Against a queue: each large crop
-            is query and key in turn; else, as MoCo and MoCHi have it, the first is no key.
-        batch_norm_splits: against a queue: parts of the batch that the backbone's batch norm
-            normalises each by itself, in another order for the momentum one, as MoCo has it on
-            that many GPUs.
+        beta: 0 or more; above 0, more similar negatives have larger weights.
+        anneal_beta: whether ``beta`` falls towards 0 in nine steps, an option of hard negatives'
+            official code: all of it in the first two ninths of the epochs, 7/8 in the next, etc.
+        detach_weights: whether the weights of negatives are constants to the gradient.
+        symmetric: with nearest neighbours and negatives of the batch: whether to contrast
+            predictions with neighbours too, not only neighbours with predictions. With a queue:
+            whether each large crop is query and key in turn; else the first is only a query, as in
+            MoCo and MoCHi.
+        batch_norm_splits: with a queue: number of parts of the batch that the backbone's batch norm
+            normalises separately, as on so many GPUs; the momentum backbone's batch is shuffled, as
+            in MoCo.
         mixing: as :class:`MixingKwargs`.
         support_set: as :class:`SupportSetKwargs`.
-        clusters: of ``prototype``, as :class:`solo_ext.methods.e_step.EStepKwargs`; during
-            its warm-up epochs the positives are views.
-        compute_dtype: of products with a queue that is not mixed. ``auto`` is bfloat16 on a GPU
-            under autocast to it, else float32.
+        clusters: for ``positives: prototype``, as :class:`solo_ext.methods.e_step.EStepKwargs`;
+            during the warm-up epochs the positives are views.
+        compute_dtype: dtype of products with a queue, if nothing is mixed. ``auto`` is bfloat16 on
+            a GPU under autocast to it, else float32.
 
     Example:
         >>> kwargs = ContrastiveKwargs(negatives="queue", mixing={"num_pair_mixes": 64})
@@ -107,7 +107,7 @@ class ContrastiveKwargs(ProjectorKwargs):
 
 
 def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-    """Sets the sizes of queue, support set and clusters that are needed and null, by the data.
+    """Sets sizes of queue, support set and clusters that are needed and null, from the data.
 
     Raises:
         ConfigError: more clusters than images.
@@ -150,10 +150,10 @@ def _take_queue_size(kwargs: Any, near: bool) -> None:
 
 
 def validate(cfg: DictConfig) -> DictConfig:
-    """Checks what the settings need of each other and of the data.
+    """Checks that the settings fit each other and the data.
 
     Raises:
-        ConfigError: naming the first that does not fit.
+        ConfigError: a setting does not fit; the message names the first one.
 
     Example:
         >>> from solo_ext.methods.registry import example_config, fill_method_kwargs

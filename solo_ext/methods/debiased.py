@@ -1,14 +1,16 @@
 """Debiased contrastive learning (Chuang et al., NeurIPS 2020, arXiv 2007.00224).
 
-Negatives drawn at random are of the anchor's own class with probability tau_plus. SimCLR whose sum
-over the N = 2B - 2 other views, ``s_k = z . z_k / T``, is corrected for them::
+Negatives drawn at random have the anchor's class with probability tau_plus. The loss is that of
+SimCLR, whose sum over the N = 2B - 2 views of other images is corrected for these false negatives::
 
-    g = max((mean_k exp(s_k) - tau_plus exp(s_p)) / (1 - tau_plus), exp(-1 / T))   # Eq. 7 and 8
-    loss = mean -log(exp(s_p) / (exp(s_p) + N g))
+    z = g(f(x)) of every crop, unit rows; s_k = z . z_k / T                              # SimCLR
+    g = max((mean_k exp(s_k) - tau_plus exp(s_p)) / (1 - tau_plus), exp(-1 / T))         # Eq. 7
+    loss = mean -log(exp(s_p) / (exp(s_p) + N g))                                        # Eq. 8
 
-The step is :class:`solo_ext.methods.contrastive.Contrastive`, the loss
-:func:`solo_ext.losses.debiased_loss_func`. With more than two crops the estimate takes the mean
-over all other crops of the image for ``exp(s_p)``, M of the paper.
+The first line is ``training_step`` of :class:`solo_ext.methods.contrastive.Contrastive`. The others
+read the same in :func:`solo_ext.losses.contrastive.plain_contrastive`; what runs is equal to it, in
+logarithms. With more than two crops, the estimate replaces ``exp(s_p)`` by its mean over the other
+crops of the image, of which the paper has M.
 """
 
 from __future__ import annotations

@@ -23,19 +23,18 @@ if TYPE_CHECKING:
 
 
 class TeacherKwargs(Section):
-    """``method_kwargs.teacher``: the frozen network whose embeddings are learned.
+    """``method_kwargs.teacher``: the frozen network that the student learns from.
 
     Attributes:
         layout: format of the teacher's weights: ``run`` of solo-learn or solo_ext (a run directory
             or one of its checkpoints), the official files of ``moco_v2``, ``swav`` and ``dino``, a
             model of ``timm`` or ``torchvision``.
-        path: the file or run directory; with timm and torchvision null makes them fetch the
-            weights.
-        model: the architecture, where the file does not say it; for timm and torchvision with the
+        path: the file or run directory; null: timm and torchvision download the weights.
+        model: the architecture, if the file does not name it; for timm and torchvision with the
             tag of its weights, such as ``resnet50.a1_in1k`` and ``resnet50:IMAGENET1K_V2``.
-        model_kwargs: arguments of its constructor.
-        networks: which networks of a run that has both: the ``online`` or the ``momentum`` ones.
-        dtype: of the teacher's forward pass, by autocast.
+        model_kwargs: arguments of the model's constructor.
+        networks: the ``online`` or the ``momentum`` networks of a run that has both.
+        dtype: dtype of the teacher's forward pass, by autocast.
 
     Example:
         >>> TeacherKwargs(layout="moco_v2", path="moco_v2_800ep_pretrain.pth.tar").networks
@@ -55,12 +54,12 @@ class DistillationKwargs(Section):
 
     Attributes:
         teacher: as :class:`TeacherKwargs`.
-        head: of the student: ``teacher``: layers like those of the teacher's head; ``mlp``: linear
-            layers with ReLU between them. Both end in the size of the teacher's embeddings.
-        head_batch_norm: whether its hidden layers are normalised; null: as in the teacher's head,
-            always where the teacher is a vision transformer, and never for ``mlp``.
+        head: the student's head: ``teacher``: layers like those of the teacher's head; ``mlp``:
+            linear layers with ReLU between them. Both end in the size of the teacher's embeddings.
+        head_batch_norm: whether the head's hidden layers have batch norm; null: as in the teacher's
+            head, always if the teacher's backbone has none (vision transformers), not for ``mlp``.
         proj_hidden_dim: width of the hidden layers of an ``mlp``; null: that of the features.
-        proj_layers: linear layers of an ``mlp``.
+        proj_layers: number of linear layers of an ``mlp``.
 
     Example:
         >>> teacher = {"layout": "timm", "model": "resnet50.a1_in1k"}
@@ -82,7 +81,7 @@ class Distillation(ProjectedMethod):
     If crops are not normalised as the teacher's training images were, they are normalised anew for
     the teacher. Subclasses end their ``__init__`` with ``keep_out_of_broadcast(self)``.
 
-    Logs ``train_<method>_loss`` and what the loss adds to it, and once per epoch
+    Logs ``train_<method>_loss``, metrics of the loss, and once per epoch
     ``train_effective_rank`` and ``train_teacher_effective_rank`` of the embeddings of the last
     batch.
 
@@ -90,9 +89,9 @@ class Distillation(ProjectedMethod):
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`DistillationKwargs`.
 
     Raises:
-        UserError: a teacher that cannot be read or is not what the config says.
-        ConfigError: a crop size that the teacher does not take, a head like the teacher's where it
-            has none, or prototypes to be kept where it has none.
+        UserError: the teacher cannot be read or is not what the config says.
+        ConfigError: the teacher does not accept a crop size, or lacks the head or the prototypes
+            that the config asks for.
 
     Example:
         >>> import tempfile, timm
@@ -245,7 +244,7 @@ def _student_head(
 
 
 def _refuse_sizes(sizes: set[int], loaded: LoadedTeacher) -> None:
-    """Runs the teacher once on an image of every size that it will see."""
+    """Refuses sizes that the teacher fails on; runs the teacher once on an image of every size."""
     for size in sizes:
         try:
             # Bypass the Teacher wrapper, which may compute in fp16: that is slow on a CPU.

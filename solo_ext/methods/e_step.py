@@ -1,8 +1,8 @@
 """The E-step of a method in training: clusters the training set's embeddings into prototypes.
 
-A method owns an :class:`EStep`: it makes prototypes and bank, decides when an E-step is due, embeds
-all images, runs k-means (:func:`solo_ext.clustering.e_step`), logs the result and fills the bank.
-:class:`EStepKwargs` are its settings.
+A method owns an :class:`EStep`, which creates prototypes and bank, decides when an E-step is due,
+embeds all images, runs k-means (:func:`solo_ext.clustering.e_step`), logs the result and fills the
+bank. :class:`EStepKwargs` are its settings.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ PUBLISHED_CLUSTERS = 25000, 50000, 100000
 CLUSTERS = "method_kwargs.clusters"
 """Config key of the E-step's settings in methods other than PCL."""
 _BATCHES_AT_ONCE = 4
-# Batches between two barriers of the pass; each barrier waits for the device.
+# Batches between two barriers during embedding; at a barrier the host waits for the device.
 _BARRIER_EVERY = 16
 
 
 class KMeansKwargs(Section):
-    """How the prototypes are found.
+    """Settings of the k-means that finds the prototypes.
 
     Attributes:
-        backend: ``auto`` is flash on a GPU where flash-kmeans is installed, else torch; torch also
-            with ``deterministic``. ``hierarchical`` compares an image with some
+        backend: ``auto`` is flash on a GPU if flash-kmeans is installed, else torch; with
+            ``deterministic`` it is always torch. ``hierarchical`` compares an image with some
             ``2 sqrt(K)`` prototypes in each iteration, and with all K at the end.
         iterations: Lloyd iterations of the first E-step.
         warm_iterations: Lloyd iterations of later ones, which start from the previous means.
-        restarts: cold starts of the first E-step; the best is kept.
+        restarts: number of initialisations of the first E-step; the best result is kept.
 
     Example:
         >>> KMeansKwargs(backend="hierarchical", iterations=10)
@@ -68,15 +68,15 @@ class EStepKwargs(Section):
     """When the embeddings of the training set are clustered, and into what.
 
     Attributes:
-        num_prototypes: K of each granularity; null: in the paper's proportion to the images.
-        warmup_epochs: epochs without prototypes.
+        num_prototypes: K of each granularity; null: PCL's, in proportion to the number of images.
+        warmup_epochs: number of first epochs without prototypes.
         alpha: smooths the concentrations of small clusters.
-        e_step: ``exact`` embeds the training set anew, ``bank`` reuses the embeddings of training.
+        e_step: ``exact`` embeds the training set again, ``bank`` reuses embeddings of training.
         e_step_every: epochs between E-steps.
-        e_step_sample: number of images that k-means runs on, drawn anew in every epoch; all images
-            are then assigned to the prototypes it finds. Null takes all.
-        features_dir: folder on a local disk, where the embeddings lie during an ``exact`` E-step;
-            null: on the device. The prototypes are the same.
+        e_step_sample: number of images that k-means runs on, drawn anew for every E-step; all
+            images are then assigned to the prototypes that it finds. Null takes all.
+        features_dir: folder on a local disk for the embeddings during an ``exact`` E-step; null:
+            they stay on the device. The prototypes are the same either way.
         kmeans: as :class:`KMeansKwargs`.
 
     Example:
@@ -99,10 +99,10 @@ def check_e_step(settings: Any, key: str) -> None:
 
     Args:
         settings: :class:`EStepKwargs`, or the section of the config.
-        key: where they stand in the config, for messages.
+        key: config key of the settings, for messages.
 
     Raises:
-        ConfigError: naming the first such setting.
+        ConfigError: a setting does not fit; the message names the first one.
 
     Example:
         >>> check_e_step(EStepKwargs(num_prototypes=[100], e_step_sample=50), CLUSTERS)
@@ -151,18 +151,18 @@ def check_prototypes(settings: Any, key: str, num_samples: int) -> None:
 class EStep:
     """Clusters a method's embeddings of the training set before an epoch (PCL, Algorithm 1).
 
-    The method has ``embed``, from images to embeddings (N, D) of any scale, and ``embedder``, the
-    networks that this uses. It makes ``prototypes`` and ``bank`` modules of its own, so that
-    checkpoints hold them.
+    The method has ``embed``, which maps images to embeddings (N, D) of any norm, and ``embedder``,
+    the networks that ``embed`` uses. The method registers ``prototypes`` and ``bank`` as its own
+    submodules, so that checkpoints hold them.
 
     Attributes:
         prototypes: result of the last E-step.
-        bank: the embeddings of training, with ``e_step: bank``.
+        bank: the embeddings of training steps with ``e_step: bank``, else ``None``.
 
     Args:
-        settings: when to cluster, and how; ``None`` for a method that does not: every call does
-            nothing.
-        key: where they stand in the config, for messages.
+        settings: when to cluster, and how; ``None`` if the method does not cluster, and no call
+            does anything.
+        key: config key of the settings, for messages.
         dim: D.
         temperature: mean of the concentrations.
 
@@ -188,11 +188,11 @@ class EStep:
         self.bank = FeatureBank(dim) if self.active and settings.e_step == "bank" else None
 
     def start(self, method: Any) -> None:
-        """Sizes the state by the training set and decides on a k-means backend.
+        """Sizes the bank by the training set and chooses a k-means backend.
 
         Raises:
-            ConfigError: too few samples, or a backend that is not there.
-            UserError: a checkpoint of another training set.
+            ConfigError: there are too few samples, or the backend is not available.
+            UserError: the checkpoint is of another training set.
         """
         if not self.active:
             return
@@ -202,9 +202,9 @@ class EStep:
         self._config = common_config(method.cfg)
         self._dataset = dataset = training_set(method.trainer, self._config)
         self._size, self._labels = len(dataset), labels_of(dataset)
-        # Those that this rank embeds: of its share.
+        # This rank embeds the samples of its share.
         self._samples = range(distributed.rank(), self._size, distributed.world_size())
-        # solo-learn's own script skips our checks of the data before the run.
+        # Check this here too: solo-learn's own script does not run our checks of the data.
         check_prototypes(self.settings, self.key, self._size)
         shares = self.prototypes.assignments[0], () if self.bank is None else self.bank.value
         for share in shares:
@@ -219,8 +219,8 @@ class EStep:
         self.backend = _resolved(self.settings.kmeans.backend, method.device, self.key)
         if self.settings.features_dir is not None:
             with propagate_rank_errors(method.device):
-                # A disk without room is found now and not epochs later: every process holds its
-                # file until all have one.
+                # Find a full disk now and not epochs later: every process keeps its file until
+                # all processes have one.
                 _held = self._room(method.device)
         late, last = self.settings.warmup_epochs, method.cfg.max_epochs
         if late >= last:
@@ -251,14 +251,14 @@ class EStep:
             self.bank.update_(distributed.gather(indices), distributed.gather(mean))
 
     def run(self, method: Any) -> dict[str, float]:
-        """Embeds, clusters, and puts the result into the prototypes.
+        """Embeds and clusters the training set, and updates the prototypes.
 
         Every rank embeds (or takes from the bank) every world-size-th sample, and k-means works on
         the same shares. An error on one rank ends all of them.
 
         Returns:
-            What to log: per granularity objective, concentration, empty and singleton clusters,
-            and normalised mutual information with the labels where there are labels; seconds.
+            What to log: per granularity the objective, concentrations, numbers of empty and
+            singleton clusters, and normalised mutual information with any labels; seconds.
 
         Raises:
             RankError: another rank failed.
@@ -309,9 +309,9 @@ class EStep:
             }
 
     def _room(self, device: torch.device) -> Tensor:
-        """Room for the features (n_local, D): on the device, or in a file that has no name.
+        """Allocates the features (n_local, D): on the device, or in a temporary unnamed file.
 
-        The system removes such a file with the last reference to it, also when it kills us.
+        The system deletes such a file with the last reference, even if the process is killed.
         """
         count, dim = len(self._samples), self.prototypes.means[0].shape[1]
         if self.settings.features_dir is None:
@@ -322,7 +322,7 @@ class EStep:
         folder.mkdir(parents=True, exist_ok=True)
         with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):
-                # A full disk is an error here; it would end a process that writes to mapped memory.
+                # On a full disk this raises; writing to mapped memory would kill the process.
                 os.posix_fallocate(file.fileno(), 0, 4 * dim * rows)
             return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, dim)))[:count]
 
@@ -336,18 +336,18 @@ class EStep:
             rows = torch.arange(len(samples), device=features.device)
             self._embed(method, samples, rows, features)
             return features
-        # This rank's share of the bank has just these samples.
+        # This rank's share of the bank holds exactly these samples.
         features, missing = self.bank.value.float(), (~self.bank.filled).nonzero().squeeze(1)
         if distributed.total(len(missing), method.device):
-            # The bank lacks samples that training has not seen: all of them before its first
-            # epoch, later those of a dropped last batch.
+            # The bank lacks samples that no step has seen: all before the first epoch, later those
+            # of a dropped last batch.
             features = features.clone()
             self._embed(method, [samples[i] for i in missing.tolist()], missing, features)
         return features
 
     @torch.no_grad()
     def _embed(self, method: Any, samples: Sequence[int], rows: Tensor, features: Tensor) -> None:
-        """Embeds samples (N,) into rows (N,) of the features; barriers keep ranks at one pace."""
+        """Embeds samples (N,) into rows (N,) of the features; barriers keep the ranks in step."""
         from solo_ext.data.loaders import eval_batches, eval_mode
 
         size, device = _BATCHES_AT_ONCE * self._config.optimizer.batch_size, method.device
@@ -390,10 +390,10 @@ def _metrics(found: list[Granularity], names: list[str], labels: Tensor | None) 
 
 
 def _mutual_information(assignments: Tensor, labels: Tensor) -> float:
-    """Normalised, of labels (n,) with clusters (n_local,); the first rank computes it."""
+    """Normalised mutual information of labels (n,) and clusters (n_local,), computed on rank 0."""
     from sklearn.metrics import normalized_mutual_info_score
 
-    # Comparing clusters with labels takes 50 bytes per image for a moment.
+    # Compare a subset of a large set: the comparison takes 50 bytes per image.
     every, ranks = -(-len(labels) // LARGE), distributed.world_size()
     rank_barrier(assignments.device)
     found = torch.zeros((), dtype=torch.float64, device=assignments.device)

@@ -1,15 +1,17 @@
 """Contrastive learning with hard negative samples (Robinson et al., ICLR 2021, arXiv 2010.04592).
 
-Negatives are drawn in proportion to ``exp(beta s_k)``, s the cosine over the temperature T, and the
-mean over them is debiased. Two views ``z = g(f(x))``, N = 2B - 2 others in the batch::
+Negatives are drawn in proportion to ``exp(beta s_k)``, and the mean over them is debiased. There
+are N = 2B - 2 views of other images::
 
-    R = sum_k exp((1 + beta) s_k) / sum_k exp(beta s_k)              # Eq. 4, importance sampling
-    g = max((R - tau_plus exp(s_p)) / (1 - tau_plus), exp(-1 / T))   # as in debiased
-    loss = mean -log(exp(s_p) / (exp(s_p) + N g))
+    z = g(f(x)) of every crop, unit rows; s_k = z . z_k / T                              # SimCLR
+    R = sum_k exp((1 + beta) s_k) / sum_k exp(beta s_k)         # Eq. 4, by importance sampling
+    g = max((R - tau_plus exp(s_p)) / (1 - tau_plus), exp(-1 / T))                  # as debiased
+    loss = mean -log(exp(s_p) / (exp(s_p) + N g))                                   # as debiased
 
-The step is :class:`solo_ext.methods.contrastive.Contrastive`, the loss
-:func:`solo_ext.losses.hard_negative_loss_func`. As published negatives are of the batch;
-``negatives: queue`` contrasts with momentum queues.
+The first line is ``training_step`` of :class:`solo_ext.methods.contrastive.Contrastive`. The others
+read the same in :func:`solo_ext.losses.contrastive.plain_contrastive`; what runs is equal to it, in
+logarithms. As published, negatives come from the batch; with ``negatives: queue`` they come from
+queues of a momentum encoder's keys.
 """
 
 from __future__ import annotations

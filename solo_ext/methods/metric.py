@@ -4,7 +4,7 @@ Any loss of pairs, triplets or classes (see :mod:`solo_ext.methods.metric_criter
 the crops of a batch. One step::
 
     z = g(f(x)) of every crop, unit rows unless the loss uses their length       Metric.compare
-    c = the image's number, its label, or its cluster
+    c = the image's index, its label, or its cluster
     loss = criterion(z, c) + uniformity_weight * uniformity(z)
 
 With ``classes: cluster``, k-means of all embeddings precedes an epoch, and each class weight moves
@@ -60,17 +60,17 @@ class MetricKwargs(ProjectorKwargs):
 
     Attributes:
         loss: a registered loss by name, or ``pml/`` and a loss of pytorch-metric-learning.
-        loss_kwargs: its hyper-parameters.
+        loss_kwargs: the loss's hyper-parameters.
         classes: what counts as one class: ``instance``: the crops of an image; ``label``: the
             data's labels; ``cluster``: clusters of the embeddings, refreshed between epochs.
-        normalize: whether embeddings are scaled to unit rows, for losses that take them as they
-            are; null: yes, except for losses that use their length (N-pair, SphereFace, the
+        normalize: whether embeddings are scaled to unit length before the loss, which may do so
+            itself; null: yes, except for losses that use the length (N-pair, SphereFace, the
             bilinear critic).
         mining: how negatives of triplets are chosen.
         uniformity_weight: weight of the embeddings' uniformity beside the loss; with
             ``alignment_loss_func`` the sum is the loss of Wang and Isola.
         clusters: as :class:`solo_ext.methods.e_step.EStepKwargs`, with one granularity; null: the
-            coarsest of its three. During its warm-up epochs each image is a class.
+            coarsest of PCL's three. During the warm-up epochs each image is a class.
 
     Example:
         >>> MetricKwargs(loss="arcface_loss_func", classes="label").mining
@@ -94,9 +94,9 @@ class Metric(ProjectedMethod):
     """Trains any registered metric loss on the crops of a batch.
 
     Logs ``train_metric_loss``; for margin losses ``train_class_weight_acc``, the share of crops
-    nearest to their own class's weights; for triplets ``train_mined_similarity``, the cosine of the
-    mined negatives; the geometry of :class:`ProjectedMethod`; with clusters ``e_step/...`` as
-    :meth:`solo_ext.methods.e_step.EStep.run` says.
+    nearest to their own class's weights; for triplets ``train_mined_similarity``, the cosine of
+    anchors and mined negatives; the geometry of :class:`ProjectedMethod`; with clusters
+    ``e_step/...`` as :meth:`solo_ext.methods.e_step.EStep.run` says.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`MetricKwargs`.
@@ -132,7 +132,7 @@ class Metric(ProjectedMethod):
         """Fills in the defaults and refuses what the method cannot do.
 
         Raises:
-            ConfigError: a setting that is out of range, or does not fit the others or the data.
+            ConfigError: a setting is out of range, or does not fit the others or the data.
         """
         cfg = BaseMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg, small=True)
@@ -166,7 +166,7 @@ class Metric(ProjectedMethod):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Sets the number of clusters if it is needed and null, by the training set.
+        """Sets the number of clusters from the training set if it is needed and null.
 
         Raises:
             ConfigError: more clusters than images.
@@ -190,9 +190,9 @@ class Metric(ProjectedMethod):
         self.e_step.start(self)
 
     def on_train_epoch_start(self) -> None:
-        """Runs the E-step if it is due, and moves the class weights along with their clusters."""
+        """Runs the E-step if it is due, and matches the class weights to the new clusters."""
         super().on_train_epoch_start()
-        # The E-step replaces `assignments` by a new tensor.
+        # `before` keeps its values, because the E-step replaces `assignments` by a new tensor.
         first, before = self.prototypes.epoch < 0, self.prototypes.assignments
         done = self.e_step.before_epoch(self)
         if done and not first and isinstance(self.criterion, MarginCriterion):

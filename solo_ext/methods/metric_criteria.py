@@ -38,7 +38,7 @@ ANY = ("instance", "label", "cluster")
 
 
 class Batch(NamedTuple):
-    """What a criterion is built for.
+    """Sizes and settings that a criterion is built for.
 
     Attributes:
         num_large: number of large crops, which come first among the views.
@@ -61,13 +61,13 @@ class Criterion(nn.Module, ABC):
     """Calls a loss on embeddings and classes.
 
     Attributes:
-        step: optimiser steps of the run so far, which the method sets.
+        step: number of optimiser steps of the run so far, which the method sets.
 
     Args:
         loss: the function.
-        batch: what the criterion is built for.
-        **given: hyper-parameters of the loss; a criterion names those in its own constructor that
-            it takes instead of the loss.
+        batch: sizes and settings.
+        **given: hyper-parameters of the loss; a subclass names in its constructor those that it
+            uses itself.
 
     Example:
         >>> class Distance(Criterion):
@@ -79,12 +79,12 @@ class Criterion(nn.Module, ABC):
     """
 
     classes: ClassVar[tuple[str, ...]] = ("instance",)
-    """What may count as one class; an instance alone where two of a class are as any two."""
+    """What may count as one class; only instances if the loss ignores that images share a class."""
 
     def __init__(self, loss: Loss, batch: Batch, **given: Any) -> None:
         super().__init__()
         if given:
-            # A name that the loss does not take fails here, and not in the first step.
+            # Names that the loss does not take fail here, and not in the first step.
             _signature(loss).bind_partial(**given)
             loss = functools.partial(loss, **given)
         self.loss = loss
@@ -97,7 +97,7 @@ class Criterion(nn.Module, ABC):
 
         Args:
             views: (N, D) each, one per crop.
-            classes: (N,) whole numbers.
+            classes: (N,) integers.
         """
 
     def _pairs(self, views: Views) -> list[tuple[Tensor, Tensor]]:
@@ -110,7 +110,7 @@ class Criterion(nn.Module, ABC):
 
 
 CRITERIA: dict[str, type[Criterion]] = {}
-"""What trains each loss, by the name that configs give it."""
+"""The criterion of each loss, by the loss's name in configs."""
 OF_LENGTH: set[str] = set()
 """Losses that use the embeddings' length, which are then not normalised by default."""
 
@@ -120,7 +120,7 @@ def trains(*losses: str, of_length: bool = False) -> Callable[[K], K]:
 
     Args:
         losses: names, as configs write them.
-        of_length: whether they use the embeddings' length.
+        of_length: whether these losses use the embeddings' length.
 
     Example:
         >>> def someones_loss_func(x, targets, power=1.0): ...
@@ -191,8 +191,8 @@ class CropCriterion(Criterion):
 class ScaledPairCriterion(Criterion):
     """Two crops and a scale: ``loss(image, text, logit_scale)``.
 
-    The scale is fixed where ``logit_scale`` gives it, above 0; else learned as CLIP does, from
-    1 / 0.07 and at most 100.
+    A ``logit_scale`` above 0 fixes the scale; by default it is learned as in CLIP, from 1 / 0.07
+    and at most 100.
 
     Example:
         >>> from solo_ext.losses import clip_loss_func
@@ -215,7 +215,7 @@ class ScaledPairCriterion(Criterion):
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         held = self.log_scale
-        # Clamp the value but pass the gradient: with a gradient of 0 it would stay at the cap.
+        # Clamp the value but pass the gradient: without one the scale would stay at the cap.
         scale = (held - (held - held.clamp(max=self.largest)).detach()).exp()
         return self._mean_over_pairs(views, scale), {"train_logit_scale": scale.detach()}
 
@@ -242,7 +242,7 @@ class CriticCriterion(Criterion):
 
 @trains("contrastive_loss_func")
 class SamenessCriterion(Criterion):
-    """The views of an image, and one of them with a view of the next: ``loss(x, y, same)``.
+    """Pairs of an image's views, and of views of it and the next image: ``loss(x, y, same)``.
 
     Example:
         >>> criterion = SamenessCriterion(lambda x, y, same: same.float().mean(), Batch(2, 5, 8))
@@ -268,8 +268,8 @@ class SamenessCriterion(Criterion):
 class TripletCriterion(Criterion):
     """An image's views and a mined image of another class: ``loss(anchor, positive, negative)``.
 
-    ``mining`` is ``hard``: the nearest; ``semi_hard``: the nearest that is farther than the
-    positive, or where there is none the farthest; ``random``: any.
+    ``mining`` chooses among images of other classes: ``hard``: the nearest; ``semi_hard``: the
+    nearest that is farther than the positive, else the farthest; ``random``: any.
 
     Example:
         >>> from solo_ext.losses import triplet_loss_func
@@ -298,10 +298,10 @@ class TripletCriterion(Criterion):
     def _mine(
         self, anchor: Tensor, positive: Tensor, candidates: Tensor, other: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Indices (N,) of the chosen candidates, and (N, 1) whether there was one."""
+        """Indices (N,) of the chosen candidates, and whether there are any candidates (N, 1)."""
         anchor, positive, candidates = full_precision(anchor, positive, candidates)
         if self.batch.mining == "random":
-            # Images come in random order: take the first of another class after the own one.
+            # Images come in random order: take the next one of another class.
             order = torch.arange(other.shape[1], device=anchor.device)
             distance = ((order - own_columns(anchor)) % other.shape[1]).to(anchor.dtype)
         else:
@@ -348,10 +348,10 @@ class MarginCriterion(Criterion):
 
 @trains("sphereface_loss_func", of_length=True)
 class NormMarginCriterion(MarginCriterion):
-    """As :class:`MarginCriterion`, also with the features' length: ``feature_norm=``.
+    """As :class:`MarginCriterion`, and passes the features' length as ``feature_norm``.
 
-    In optimiser step n, from 1, the loss is annealed by ``annealing_start / (1 + 0.12 n)``, at
-    least ``annealing``; the authors take 1,000 and 5.
+    In optimiser step n, counted from 1, the loss is annealed by ``annealing_start / (1 + 0.12 n)``,
+    at least ``annealing``; the authors take 1,000 and 5.
 
     Example:
         >>> from solo_ext.losses import sphereface_loss_func
@@ -383,8 +383,8 @@ class NormMarginCriterion(MarginCriterion):
 class NoiseCriterion(Criterion):
     """An image's views as data, other images as noise: ``loss(data_logits, noise_logits)``.
 
-    Logits are cosines over the ``temperature`` less ``log K``, K others: ``exp(cosine / T)`` stands
-    for the ratio of the densities of data and noise.
+    Logits are cosines divided by the ``temperature`` T, minus ``log K`` for K other images:
+    ``exp(cosine / T)`` stands for the ratio of the densities of data and noise.
 
     Example:
         >>> criterion = NoiseCriterion(lambda data, noise: data.mean(), Batch(2, 5, 4), 0.5)
@@ -408,7 +408,7 @@ class NoiseCriterion(Criterion):
                 joined = distributed.gather_with_gradient(b)
                 total = joined.shape[0]
                 logits = a @ joined.T / self.temperature - math.log(max(total - 1, 1))
-            # The image's own column first.
+            # Put the image's own column first.
             columns = (own_columns(a) + torch.arange(total, device=a.device)) % total
             logits = logits.gather(1, columns)
             losses.append(self.loss(logits[:, 0], logits[:, 1:]))
@@ -440,7 +440,7 @@ class ModuleCriterion(Criterion):
 
 
 class ProxyCriterion(ModuleCriterion):
-    """A loss of pytorch-metric-learning whose weights of classes cannot follow clusters.
+    """A loss of pytorch-metric-learning with class weights, which cannot follow clusters.
 
     Example:
         >>> ModuleCriterion.classes, ProxyCriterion.classes
@@ -461,13 +461,13 @@ def metric_losses() -> list[str]:
 
 
 def criterion_of(name: str) -> type[Criterion]:
-    """What trains a loss.
+    """The criterion that trains a loss.
 
     Args:
-        name: of a registered loss, or ``pml/`` and a class of pytorch-metric-learning.
+        name: a registered loss, or ``pml/`` and a class of pytorch-metric-learning.
 
     Raises:
-        ConfigError: it is unknown, or needs something that a batch does not contain.
+        ConfigError: the loss is unknown, or needs something that a batch does not contain.
 
     Example:
         >>> criterion_of("triplet_loss_func").__name__
@@ -495,7 +495,7 @@ def build_criterion(name: str, given: Mapping[str, Any], batch: Batch) -> Criter
     Args:
         name: as :func:`criterion_of` takes it.
         given: hyper-parameters of the loss.
-        batch: what the criterion is built for.
+        batch: sizes and settings.
 
     Raises:
         ConfigError: as :func:`criterion_of`.
@@ -515,7 +515,7 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
     """Refuses hyper-parameters that the loss does not take, or values that it rejects.
 
     Raises:
-        ConfigError: quotes the error of the loss.
+        ConfigError: the loss refuses them; the message quotes its error.
 
     Example:
         >>> check_loss_kwargs("triplet_loss_func", {"margin": 0.5})
@@ -525,8 +525,8 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
         solo_ext.core.errors.ConfigError: ...={'gap': 0.5}: got an unexpected keyword argument ...
     """
     try:
-        # A loss of ours refuses wrong values itself when it is called, here with two images.
-        # Losses of other packages may need more of them.
+        # Call our losses with two images, because they refuse wrong values only when called.
+        # Losses of other packages may need more images.
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             criterion = build_criterion(name, given, Batch(2, 2, 2))
             ours = name in LOSSES and LOSSES[name].origin == "solo_ext"
@@ -541,7 +541,7 @@ def check_loss_kwargs(name: str, given: Mapping[str, Any]) -> None:
 def _signature(loss: Any) -> inspect.Signature:
     try:
         return inspect.signature(loss)
-    except ValueError:  # A function in C has none: any names.
+    except ValueError:  # A function in C has no signature: accept any names.
         return inspect.signature(lambda *args, **kwargs: None)
 
 

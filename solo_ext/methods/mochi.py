@@ -1,15 +1,18 @@
 """MoCHi: hard negative mixing (Kalantidis et al., NeurIPS 2020, arXiv 2010.01028).
 
-MoCo v2, InfoNCE of a query with its momentum key k against a queue, to which every query adds
-synthetic negatives of the N rows of the queue that are most similar to it::
+MoCo v2's InfoNCE, with synthetic negatives h that are mixed from the hardest rows of the queue::
 
-    h = alpha n_i + (1 - alpha) n_j, normalised, alpha in (0, 1)       # Eq. 4, s of them
-    h = beta q + (1 - beta) n_j, normalised, beta in (0, 0.5)          # Eq. 5, s' of them
-    loss = mean -log(exp(q.k / T) / (exp(q.k / T) + sum_n exp(q.n / T) + sum_h exp(q.h / T)))
+    q = g(f(x)), k = g'(f'(x')), unit rows                                      # training_step
+    n_1 .. n_N = the N rows of the queue most similar to q                      # plain_mochi
+    h = alpha n_i + (1 - alpha) n_j, unit, alpha in (0, 1): s of them     Eq. 4 # plain_mochi
+    h = beta q + (1 - beta) n_j, unit, beta in (0, 0.5): s' of them       Eq. 5 # plain_mochi
+    loss = mean -log(exp(q.k/T) / (exp(q.k/T) + sum_n exp(q.n/T) + sum_h exp(q.h/T)))
+    f', g' <- moving averages of f, g, and k enters the queue                   # on_train_batch_end
 
-The step is :class:`solo_ext.methods.contrastive.QueueContrastive`, the draws
-:class:`solo_ext.methods.negatives.DrawnMixing`, the loss :func:`solo_ext.losses.mochi_loss_func`.
-Each direction mines the queue of its own key, after ``mixing.warmup_epochs``.
+The step is that of :class:`solo_ext.methods.contrastive.QueueContrastive`; i, j, alpha and beta are
+drawn by :class:`solo_ext.methods.negatives.DrawnMixing`. ``plain_mochi`` in
+:mod:`solo_ext.losses.mochi` reads like these lines; what runs is a kernel that is equal to it.
+After ``mixing.warmup_epochs``, each direction of the loss mines the queue of its key's view.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from solo_ext.methods.registry import METHODS
 
 
 class MoCHiKwargs(ContrastiveKwargs):
-    """``method_kwargs`` of ``mochi``; defaults of the paper's usual (1024, 1024, 128).
+    """``method_kwargs`` of ``mochi``; defaults of the paper's usual (N, s, s') = (1024, 1024, 128).
 
     Example:
         >>> MoCHiKwargs().mixing.num_query_mixes

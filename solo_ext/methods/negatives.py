@@ -1,4 +1,4 @@
-"""What methods do with negatives: MoCHi's mixtures of them, and metrics."""
+"""MoCHi's mixing of negatives, annealing of their weights, and metrics of terms and queues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from solo_ext.methods.registry import logger
 
 
 def annealed_beta(beta: float, epoch: int, epochs: int) -> float:
-    """Beta in an epoch, from 0, of a run in which it falls to 0 in nine steps.
+    """Beta in an epoch, counted from 0, of a run in which it falls towards 0 in nine steps.
 
     >>> [annealed_beta(1.0, epoch, 9) for epoch in (0, 1, 2, 3, 8)]
     [1.0, 1.0, 0.875, 0.75, 0.125]
@@ -33,12 +33,12 @@ class MixingKwargs(Section):
     """``method_kwargs.mixing``: MoCHi's synthetic negatives; none by default.
 
     Attributes:
-        num_hard: how many of the negatives most similar to the query are mixed; null: 1,024, up to
-            a sixteenth of the queue, which are the paper's number for ImageNet and its ratio for
-            ImageNet-100.
-        num_pair_mixes: mixtures of two of them.
-        num_query_mixes: mixtures of one with the query.
-        warmup_epochs: epochs without mixtures.
+        num_hard: N, number of hard negatives, those most similar to the query, that are mixed;
+            null: 1,024, but at most a sixteenth of the queue, which are the paper's number for
+            ImageNet and its ratio for ImageNet-100.
+        num_pair_mixes: s, number of mixtures of two hard negatives.
+        num_query_mixes: s', number of mixtures of a hard negative with the query.
+        warmup_epochs: number of first epochs without mixtures.
 
     Example:
         >>> MixingKwargs(num_pair_mixes=64)
@@ -52,10 +52,10 @@ class MixingKwargs(Section):
 
 
 class DrawnMixing:
-    """Draws MoCHi's mixtures: anew at every step and rank, and reproducibly when a run resumes.
+    """Draws MoCHi's mixtures by seeds that differ by step and rank and are the same after resuming.
 
     Args:
-        settings: which mixtures, completed by :func:`fill_num_hard`.
+        settings: numbers of mixtures, completed by :func:`fill_num_hard`.
 
     Example:
         >>> mixing = DrawnMixing(MixingKwargs(num_hard=4, num_pair_mixes=6, warmup_epochs=2))
@@ -77,15 +77,15 @@ class DrawnMixing:
         return some and epoch >= settings.warmup_epochs
 
     def begin(self, seed: int, epoch: int, batch_idx: int) -> None:
-        """Starts the draws of a step of the run with this seed."""
+        """Seeds the draws of one step; ``seed`` is the run's."""
         self._state = mix(seed, distributed.rank(), epoch, batch_idx)
 
     def draw(self, epoch: int, available: int, anchors: Tensor) -> Mixing | None:
-        """Draws for each anchor; ``None`` where nothing is mixed.
+        """Draws the mixtures of each anchor; ``None`` in epochs without mixtures.
 
         Args:
-            epoch: current one.
-            available: negatives of an anchor.
+            epoch: current epoch.
+            available: number of negatives of an anchor.
             anchors: (N, D).
         """
         if not self.active(epoch):
@@ -110,13 +110,13 @@ class DrawnMixing:
 
 
 def fill_num_hard(cfg: DictConfig) -> None:
-    """Sets ``mixing.num_hard`` where mixtures are asked for without it, and logs it.
+    """Sets and logs ``mixing.num_hard`` if it is null and mixtures are asked for.
 
     Args:
         cfg: the config; ``queue_size`` is already set where there is a queue.
 
     Raises:
-        ConfigError: the queue has fewer rows.
+        ConfigError: the queue has fewer rows than ``num_hard``.
 
     Example:
         >>> from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
@@ -132,7 +132,7 @@ def fill_num_hard(cfg: DictConfig) -> None:
         return
     rows = kwargs.queue_size if kwargs.negatives == "queue" else None
     if rows is not None and kwargs.get("exclude_own"):
-        # An image may have several keys in a queue longer than an epoch.
+        # A queue longer than an epoch may hold several keys of an image, all of which are excluded.
         rows //= 2
     if mixing.num_hard is None:
         mixing.num_hard = 1024 if rows is None else max(1, min(1024, rows // 16))
@@ -149,10 +149,10 @@ def fill_num_hard(cfg: DictConfig) -> None:
 def term_metrics(
     terms: Sequence[ContrastiveTerms], *, debiased: bool, mixing: bool
 ) -> dict[str, Tensor]:
-    """Metrics of the loss terms, each the mean over the loss's directions.
+    """Metrics of the loss's terms, each a mean over its directions.
 
     Args:
-        terms: one per direction.
+        terms: one per direction of the loss.
         debiased: whether the estimate of the negatives is clamped from below.
         mixing: whether negatives are mixed.
 
@@ -173,7 +173,7 @@ def term_metrics(
 
 
 def queue_metrics(name: str, queue: FeatureQueue) -> dict[str, Tensor]:
-    """How full and how old a queue is, as tensors on its device: the host does not wait for it.
+    """Fill and age of a queue, as tensors on its device, so that the host does not wait for it.
 
     Example:
         >>> sorted(queue_metrics("queue", FeatureQueue(8, dim=2)))

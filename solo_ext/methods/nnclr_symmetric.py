@@ -1,16 +1,17 @@
 """NNCLR with its symmetric loss (Dwibedi et al., ICCV 2021, arXiv 2104.14548).
 
-The positive of a view is the nearest neighbour of its image's other view among past embeddings;
-q = h(z) are predictions, Q the support set::
+The positive of a view is the nearest neighbour of its image's other view in the support set Q::
 
-    NN(z, Q) = argmin_{x in Q} |z - x|                                           # Eq. 4
-    rows = mean_i -log(exp(NN(z_i, Q).q_i / T) / sum_k exp(NN(z_i, Q).q_k / T))  # Eq. 3
-    columns = the same with exp(NN(z_k, Q).q_i / T) in the sum                   # symmetric: true
+    z = g(f(x)) of every crop, p = h(z) the predictions                         # training_step
+    nn = NN(z, Q) = argmin_{x in Q} |z - x|                               Eq. 4 # _neighbours
+    rows = mean_i -log(exp(nn_i.p_i / T) / sum_k exp(nn_i.p_k / T))       Eq. 3 # plain_nnclr
+    columns = mean_i -log(exp(nn_i.p_i / T) / sum_k exp(nn_k.p_i / T))          # plain_nnclr
     loss = (rows + columns) / 2, the mean over both directions
-    Q <- z of the first view, after the step
+    z of the first view enters Q                                                # on_train_batch_end
 
-The step is :class:`solo_ext.methods.contrastive.Contrastive`, the loss
-:func:`solo_ext.losses.nnclr_symmetric_loss_func`. solo-learn's ``nnclr`` lacks the columns.
+The step is that of :class:`solo_ext.methods.contrastive.Contrastive`. ``plain_nnclr`` in
+:mod:`solo_ext.losses.nnclr` reads like these lines; what runs is equal to it. solo-learn's ``nnclr``
+has no columns.
 """
 
 from __future__ import annotations

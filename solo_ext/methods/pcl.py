@@ -1,8 +1,17 @@
 """Prototypical contrastive learning: MoCo with the prototypes of several clusterings.
 
-Li et al., ICLR 2021, arXiv 2005.04966. In the order of the paper's Algorithm 1:
-:meth:`PCL.on_train_epoch_start` is the E-step, :meth:`PCL.training_step` and :meth:`PCL.contrast`
-the loss of the M-step (Eq. 11), :meth:`PCL.on_train_batch_end` what follows the optimiser.
+Li et al., ICLR 2021, arXiv 2005.04966. Algorithm 1: the E-step before an epoch, X all images::
+
+    V' = f'(X), unit rows                                                     EStep.run
+    C^m = centroids of k-means of V' with k_m clusters, m = 1 .. M            clustering.e_step
+    phi = sum_z |v'_z - c|_2 / (Z log(Z + alpha)) of every cluster   Eq. 12   clustering.e_step
+
+and the M-step for every batch, x and x' two views of an image::
+
+    v = f(x), v' = f'(x'), unit rows                                          training_step
+    info = -log exp(v.v'/T) / sum_j exp(v.v'_j/T), v' and the queue  Eq. 11   contrast
+    proto = 1/M sum_m -log exp(v.c_s/phi_s) / sum_j exp(v.c_j/phi_j) Eq. 11   contrast
+    f' <- m f' + (1 - m) f, and v' enters the queue                           on_train_batch_end
 """
 
 from __future__ import annotations
@@ -49,21 +58,23 @@ KEY = "method_kwargs"
 class PCLKwargs(EStepKwargs):
     """``method_kwargs`` of :class:`PCL`; defaults of the official ImageNet runs.
 
-    Beside those of :class:`solo_ext.methods.e_step.EStepKwargs`, whose warm-up epochs are of
-    InfoNCE alone:
+    Beside those of :class:`solo_ext.methods.e_step.EStepKwargs`, during whose warm-up epochs the
+    loss is InfoNCE alone:
 
     Attributes:
         head: ``v1`` is linear, ``v2`` an MLP without batch norm.
         proj_hidden_dim: width of the MLP's hidden layer; null is the width of the features.
         proj_output_dim: D of the embeddings.
-        temperature: of InfoNCE, and mean of the concentrations.
-        queue_size: number of past embeddings; null: 16,384, up to an eighth of the training images.
-        proto_weight: weight of ProtoNCE beside InfoNCE; 0 leaves MoCo, without an E-step.
-        num_negatives: prototypes drawn as negatives at every step; null takes all.
+        temperature: temperature of InfoNCE, and mean of the concentrations.
+        queue_size: number of past keys; null: 16,384, but at most an eighth of the training images.
+        proto_weight: weight of the prototypes' term, the second of Eq. 11; 0 leaves MoCo, without
+            an E-step.
+        num_negatives: number of prototypes drawn as negatives at every step; null takes all.
         collisions: with drawn negatives, as :func:`solo_ext.losses.proto_nce_loss_func` takes it.
-        symmetric: each view is query and key in turn; else, as published, the first is the query.
-        compute_dtype: of products with queue and prototypes; sums and exponentials stay in fp32.
-            ``auto`` is bfloat16 on a GPU under autocast to it, else float32.
+        symmetric: whether each view is query and key in turn; else, as published, the first view is
+            the query.
+        compute_dtype: dtype of products with queue and prototypes; sums and exponentials stay in
+            fp32. ``auto`` is bfloat16 on a GPU under autocast to it, else float32.
 
     Example:
         >>> PCLKwargs(num_prototypes=[100, 200], proto_weight=0.5).warmup_epochs
@@ -96,8 +107,8 @@ class PCL(BaseMomentumMethod):
 
     Logs ``train_info_nce_loss``, ``train_proto_nce_loss``, and per granularity
     ``train_proto_acc_<K>``, the share of queries whose own prototype has the largest logit, and
-    ``train_collisions_<K>``, the share of those with a batch-mate in their cluster; ``e_step/...``
-    as :meth:`solo_ext.methods.e_step.EStep.run` says.
+    ``train_collisions_<K>``, the share of queries with another image of the batch in their cluster;
+    ``e_step/...`` as :meth:`solo_ext.methods.e_step.EStep.run` says.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`PCLKwargs`.
@@ -139,9 +150,9 @@ class PCL(BaseMomentumMethod):
         """Fills in the defaults and refuses what the method cannot do.
 
         Raises:
-            ConfigError: a setting that is out of range, or does not fit the others or the data.
+            ConfigError: a setting is out of range, or does not fit the others or the data.
         """
-        # solo-learn fails where a config lacks this section.
+        # solo-learn fails if the config lacks this section.
         cfg.momentum = cfg.get("momentum") or {}
         cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg)
@@ -201,7 +212,7 @@ class PCL(BaseMomentumMethod):
         return z
 
     def on_train_start(self) -> None:
-        """Prepares queues and E-step."""
+        """Synchronises the queues over ranks and prepares the E-step."""
         super().on_train_start()
         # Queues start as random rows, and DDP does not synchronise them.
         distributed.broadcast_buffers(*self.queues)
@@ -250,11 +261,11 @@ class PCL(BaseMomentumMethod):
             queries: v, (N, D) each, one per direction.
             keys: v', (N, D) each, unit rows of the other view.
             indices: (N,) sample indices.
-            draw_seed: of the prototypes that are drawn as negatives.
+            draw_seed: seed for drawing prototypes as negatives.
         """
         dtype = factors_dtype(self.kwargs.compute_dtype, indices.device)
-        # First term: -log exp(v.v'_i / T) / sum_j exp(v.v'_j / T), j over the queue of the key's
-        # view.
+        # First term: -log exp(v.v'_i / T) / sum_j exp(v.v'_j / T), j over v'_i and the
+        # queue of the key's view.
         queues = [cast(FeatureQueue, past).value for past in self.queues][::-1]
         pairs = zip(queries, keys, queues, strict=True)
         temperature = self.kwargs.temperature
@@ -284,8 +295,23 @@ class PCL(BaseMomentumMethod):
         proto = metrics["train_proto_nce_loss"] = losses.mean()
         return info + self.kwargs.proto_weight * proto, metrics
 
+    def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
+        """Moves the momentum networks, f' = m f' + (1 - m) f, then fills queue and bank."""
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        if self._written is None:
+            return
+        indices, keys = self._written
+        self._written = None
+        keys = distributed.gather_each(keys)
+        for past, key in zip(self.queues, keys, strict=True):
+            cast(FeatureQueue, past).update_(key)
+        if self.bank is not None:
+            # `EStep.keep` would gather the keys once more.
+            mean = F.normalize(torch.stack(keys).mean(0), dim=1)
+            self.bank.update_(distributed.gather(indices), mean)
+
     def _negatives(self, positives: Tensor, seed: int) -> list[Tensor] | None:
-        """(R,) distinct prototypes each, no positives (M, N) of the batch; ``None`` takes all."""
+        """Draws (R,) distinct prototypes each, none of the positives (M, N); ``None`` takes all."""
         if self.kwargs.num_negatives is None:
             return None
         found = []
@@ -301,7 +327,7 @@ class PCL(BaseMomentumMethod):
         return mix(self.cfg.get("seed") or 0, *place)
 
     def _classified(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Classifies the first view alone, as the host's step does with every view."""
+        """Classifies the first view alone; solo-learn's step would classify every view."""
         out: dict[str, Any] = self.base_training_step(X, targets)
         names = {"train_class_loss": "loss", "train_acc1": "acc1", "train_acc5": "acc5"}
         metrics = {name: out[key] for name, key in names.items()}
@@ -312,18 +338,3 @@ class PCL(BaseMomentumMethod):
                 train_features=out["feats"][labelled].detach(), train_targets=targets[labelled]
             )
         return out
-
-    def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Moves the momentum networks, f' = m f' + (1 - m) f, then fills queue and bank."""
-        super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._written is None:
-            return
-        indices, keys = self._written
-        self._written = None
-        keys = distributed.gather_each(keys)
-        for past, key in zip(self.queues, keys, strict=True):
-            cast(FeatureQueue, past).update_(key)
-        if self.bank is not None:
-            # The keys of all processes are here already.
-            mean = F.normalize(torch.stack(keys).mean(0), dim=1)
-            self.bank.update_(distributed.gather(indices), mean)

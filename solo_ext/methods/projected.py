@@ -18,13 +18,13 @@ from solo_ext.memory.heads import projector
 
 
 class ProjectorKwargs(Section):
-    """What ``method_kwargs`` say of a projector.
+    """The projector's settings in ``method_kwargs``.
 
     Attributes:
         proj_hidden_dim: width of the projector's hidden layers.
         proj_output_dim: D of the embeddings.
-        proj_layers: linear layers of the projector.
-        proj_batch_norm: batch norm after its hidden layers.
+        proj_layers: number of linear layers of the projector.
+        proj_batch_norm: whether the projector's hidden layers have batch norm.
 
     Example:
         >>> ProjectorKwargs(proj_output_dim=64).proj_hidden_dim
@@ -38,13 +38,13 @@ class ProjectorKwargs(Section):
 
 
 class ProjectedMethod(BaseMethod):
-    """Adds the embeddings of ``projector`` (N, F) -> (N, D), which subclasses make.
+    """Adds the embeddings of a ``projector`` (N, F) -> (N, D), which subclasses create.
 
     Logs once per epoch the :meth:`geometry` of the last batch's embeddings.
 
     Attributes:
-        step_embeddings: what projector and predictor gave in the last training step, (N, D) for
-            each crop, without gradient; ``on_nonfinite`` looks at their lengths.
+        step_embeddings: outputs of projector and predictor in the last training step, (N, D) for
+            each crop, without gradient; ``on_nonfinite`` checks their norms.
 
     Example:
         >>> from solo_ext.methods.registry import example_config
@@ -102,7 +102,7 @@ class ProjectedMethod(BaseMethod):
         return z
 
     def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Metrics of unit embeddings (N, D), one for each crop."""
+        """Metrics of ``views``, unit-norm embeddings (N, D) of each crop."""
         z1, z2 = views[:2]
         return {
             "train_effective_rank": effective_rank(z1),
@@ -113,7 +113,7 @@ class ProjectedMethod(BaseMethod):
     def on_train_epoch_end(self) -> None:
         """Logs the geometry of the last batch's embeddings."""
         super().on_train_epoch_end()
-        # Computed here and not in a step, because the host waits for the device.
+        # Compute this once per epoch and not per step, because the host waits for the device.
         views, self.step_embeddings = self.step_embeddings, []
         if views:
             unit = [F.normalize(z.float(), dim=1) for z in views]
@@ -121,7 +121,7 @@ class ProjectedMethod(BaseMethod):
 
 
 class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
-    """Adds the momentum embeddings, by ``momentum_projector``, which follows ``projector``.
+    """Adds the embeddings of ``momentum_projector``, a moving average of ``projector``.
 
     Example:
         >>> from solo_ext.methods.registry import example_config
@@ -140,7 +140,7 @@ class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
 
     @staticmethod
     def add_and_assert_specific_cfg(cfg: DictConfig) -> DictConfig:
-        """Fills in ``momentum`` also where a config lacks it, which solo-learn does not do."""
+        """Fills in ``momentum`` even if the config lacks this section, where solo-learn fails."""
         cfg.momentum = cfg.get("momentum") or {}
         return BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
 

@@ -36,20 +36,20 @@ from solo_ext.methods.registry import (
 
 
 class PrototypeKwargs(Section):
-    """What ``method_kwargs`` of :class:`ProtoCPC` and :class:`ProtoSEED` share.
+    """Settings that :class:`ProtoCPC` and :class:`ProtoSEED` share.
 
     Attributes:
-        num_prototypes: K; null: 65,536, up to an eighth of the training images.
+        num_prototypes: K; null: 65,536, but at most an eighth of the training images.
         student_temperature: above 0.
-        teacher_temperature: above 0; of Sinkhorn-Knopp its regularisation.
+        teacher_temperature: above 0; Sinkhorn-Knopp's regularisation epsilon.
         assignment: ``sinkhorn``: balanced over the batch; ``softmax``.
         sinkhorn_iterations: 1 or more.
-        prior_momentum: in [0, 1], share of the old prior in the new one.
-        prior_order: whether the loss takes the prior that already contains its batch
-            (``before_loss``, as published) or the one before (``after_loss``).
+        prior_momentum: m in [0, 1], share of the old prior in the new one.
+        prior_order: when the batch updates the prior: ``before_loss``, as published, or
+            ``after_loss``, so that the loss takes the old prior.
         loss: ``protocpc``, or ``ce``: soft cross-entropy, which is ProtoCPC with a flat prior.
-        compute_dtype: of products with prototypes; sums and exponentials stay in fp32. ``auto`` is
-            bfloat16 on a GPU under autocast to it, else float32.
+        compute_dtype: dtype of products with prototypes; sums and exponentials stay in fp32.
+            ``auto`` is bfloat16 on a GPU under autocast to it, else float32.
 
     Example:
         >>> PrototypeKwargs(num_prototypes=3000, assignment="softmax").prior_momentum
@@ -97,7 +97,7 @@ class ProtoCPCKwargs(PrototypeKwargs, ProjectorKwargs):
 
 
 class PrototypeMethod(ProjectedMethod):
-    """A method with prototypes W and a prior q, which subclasses make: ProtoCPC and ProtoSEED.
+    """Base class of ProtoCPC and ProtoSEED, which create the prototypes W and the prior q.
 
     Example:
         >>> from solo_ext.methods.registry import example_config
@@ -129,13 +129,13 @@ class PrototypeMethod(ProjectedMethod):
         targets: Tensor | None,
         teacher_prototypes: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of Algorithm 1, which also moves the prior.
+        """The loss of Algorithm 1; the updated prior is stored after the step.
 
         Args:
             students: z_s, (N, D) each, of V crops.
             teachers: z_t, (N, D) each, of U crops.
-            targets: (V, U) weights: which teacher's crop is a target of which student's; ``None``:
-                all.
+            targets: (V, U) weights of each teacher crop as a target of each student crop; ``None``:
+                all 1.
             teacher_prototypes: W of the teacher; ``None``: the student's.
 
         Returns:
@@ -159,7 +159,7 @@ class PrototypeMethod(ProjectedMethod):
             compute_dtype=factors_dtype(kwargs.compute_dtype, students[0].device),
         )
         self._next_prior = terms.prior
-        # exp(entropy) / K, the share of the prototypes that the prior spreads over.
+        # exp(entropy) / K: the share of prototypes in use, 1 for a flat prior.
         share = terms.prior / len(terms.prior)
         perplexity = torch.special.entr(share).sum().exp() / len(share)
         return terms.loss, {
@@ -169,7 +169,7 @@ class PrototypeMethod(ProjectedMethod):
         }
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
-        """Updates the momentum networks where there are some, prototypes and prior."""
+        """Updates any momentum networks, normalises the prototypes and stores the new prior."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         self.prototypes.normalize_()
         if self._next_prior is not None:
@@ -226,7 +226,7 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Sets the number of prototypes if it is null, by the training set."""
+        """Sets the number of prototypes from the training set if it is null."""
         fill_from_data(cfg, {"num_prototypes": prototypes(65536)}, images)
 
     def training_step(  # type: ignore[override]
@@ -253,7 +253,7 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
         Returns:
             Scalar, and what to log.
         """
-        # No view predicts its own assignment: weights (V, U) are 0 on the diagonal.
+        # No crop predicts its own assignment: the weights (V, U) are 0 on the diagonal.
         others = torch.ones(len(students), len(teachers), device=students[0].device)
         others[: len(teachers)].fill_diagonal_(0)
         return self.protocpc(students, teachers, others)

@@ -1,7 +1,16 @@
 """ProtoSEED: distillation of assignments to prototypes (Lee, 2021, openreview 8la28hZOwug).
 
-The step is that of :mod:`~solo_ext.methods.protocpc` (Algorithm 1) with a frozen teacher f_t and
-its prototypes W_t, which are the student's own or those of the teacher's training.
+The step of ProtoCPC (Algorithm 1) with a frozen teacher f_t; W are the student's prototypes, W_t
+the same ones or those of the teacher's training, q the prior of the assignments::
+
+    z_s = g_s(f_s(x)) of every crop                                           training_step
+    z_t = f_t(x) of the large crops, without gradient                         Distillation.targets
+    p_t = Sinkhorn or softmax of z_t . W_t / tau_t                            protocpc_step
+    q <- m q + (1 - m) K mean(p_t)                                            Eq. 4
+    loss = -p_t . (z_s . W / tau_s) + log sum_k q_k exp(z_s . W_k / tau_s)    align + unif
+    W <- unit rows                                                            on_train_batch_end
+
+From ``protocpc_step`` on these are lines of :mod:`solo_ext.methods.protocpc`.
 """
 
 from __future__ import annotations
@@ -25,9 +34,9 @@ class ProtoSEEDKwargs(PrototypeKwargs, DistillationKwargs):
     """``method_kwargs`` of :class:`ProtoSEED`; defaults of the paper.
 
     Attributes:
-        prototypes: which ones the teacher's embeddings are compared with. ``new``: those that the
-            student learns; ``old``: those of the teacher's own training, at which the student's
-            start.
+        prototypes: which prototypes the teacher's embeddings are assigned to: ``new``: those that
+            the student learns; ``old``: those of the teacher's own training, with which the
+            student's are initialised.
         num_prototypes: K; null: with ``old`` as many as the teacher has, with ``new`` as in
             :class:`PrototypeKwargs`.
 
@@ -47,8 +56,8 @@ class ProtoSEEDKwargs(PrototypeKwargs, DistillationKwargs):
 class ProtoSEED(PrototypeMethod, Distillation):
     """Distils a frozen teacher's assignments to prototypes by the ProtoCPC loss (Lee, 2021).
 
-    With one large crop the teacher's assignment of it is the target of every crop; with two, each
-    is its own target, and both are the targets of small crops.
+    With one large crop, the teacher's assignment of that crop is the target of every crop; with
+    two, each has its own assignment as the target, and small crops have both.
 
     Logs what :class:`Distillation` does, and what docs/reference/logged.md lists of the ProtoCPC
     loss.
@@ -57,7 +66,7 @@ class ProtoSEED(PrototypeMethod, Distillation):
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`ProtoSEEDKwargs`.
 
     Raises:
-        ConfigError: old prototypes of a teacher that has none, or of another number.
+        ConfigError: ``prototypes: old``, but the teacher has none, or another number of them.
 
     Example:
         >>> import tempfile, timm
@@ -105,7 +114,7 @@ class ProtoSEED(PrototypeMethod, Distillation):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Sets the number of new prototypes if it is null, by the training set."""
+        """Sets the number of new prototypes from the training set if it is null."""
         if cfg.method_kwargs.prototypes == "new":
             ProtoCPC.fill_sizes(cfg, images)
 
@@ -120,7 +129,7 @@ class ProtoSEED(PrototypeMethod, Distillation):
         """Algorithm 1 between student and teacher, plus the online classifier's loss."""
         _, crops, _ = batch
         out = super().training_step(batch, batch_idx)
-        z_s, z_t = out["z"], self.targets(crops)  # of every crop; of the large ones, frozen
+        z_s, z_t = out["z"], self.targets(crops)  # student: every crop; frozen teacher: large ones
         loss, metrics = self.distill(z_s, z_t)
         self.log_step(loss, metrics, z_s, z_t)
         return loss + out["loss"]  # type: ignore[no-any-return]
@@ -137,8 +146,8 @@ class ProtoSEED(PrototypeMethod, Distillation):
         Returns:
             Scalar, and what to log.
         """
-        # One large crop is the target of every crop, itself included. Of two each is its own
-        # target, and both are those of small crops: weights (V, U).
+        # One large crop is the target of every crop, itself included. Each of two large crops is
+        # its own target, and small crops have both as targets: weights (V, U).
         large, targets = len(teachers), None
         if large > 1:
             targets = torch.full((len(students), large), 1 / large, device=students[0].device)

@@ -1,9 +1,9 @@
-"""The table of methods, and what their settings share.
+"""The table of methods, and functions that check and complete their settings.
 
-Settings come as ``cfg.method_kwargs``: :func:`fill_method_kwargs` checks them,
-:func:`fill_from_data` replaces sizes left open by those that follow from the number of training
-images, :func:`typed_kwargs` gives them as the method's own class. :func:`example_config` is a
-config to try a method with.
+Settings are in ``cfg.method_kwargs``: :func:`fill_method_kwargs` checks them,
+:func:`fill_from_data` replaces null sizes by defaults computed from the number of training images,
+:func:`typed_kwargs` converts them to the method's settings class. :func:`example_config` makes a
+config for trying a method.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def example_config(method: str, large: int = 2, small: int = 0, **method_kwargs:
     """A config of a network so small that a step on random images takes a moment.
 
     Args:
-        method: its name.
+        method: name of the method.
         large: number of large crops.
         small: number of small crops.
-        **method_kwargs: of the method.
+        **method_kwargs: settings of the method.
 
     Example:
         >>> example_config("debiased", tau_plus=0.2).method_kwargs
@@ -59,8 +59,8 @@ def example_config(method: str, large: int = 2, small: int = 0, **method_kwargs:
 def fill_method_kwargs(cfg: DictConfig, kwargs_type: type[Section]) -> DictConfig:
     """Checks ``method_kwargs`` and writes its defaults into ``cfg``.
 
-    Called by each method's ``add_and_assert_specific_cfg``, so that upstream's own scripts
-    refuse a misspelt key too.
+    Called by each method's ``add_and_assert_specific_cfg``, so that solo-learn's own
+    scripts refuse a misspelt key too.
 
     Raises:
         ConfigError: unknown key, missing key, or value out of range.
@@ -79,7 +79,7 @@ def fill_method_kwargs(cfg: DictConfig, kwargs_type: type[Section]) -> DictConfi
 
 
 def typed_kwargs(section: DictConfig, kwargs_type: type[K]) -> K:
-    """``cfg.method_kwargs``, which :func:`fill_method_kwargs` has checked, as its own class.
+    """Converts ``cfg.method_kwargs``, already checked, to the method's settings class.
 
     Example:
         >>> from solo_ext.methods.debiased import DebiasedKwargs
@@ -91,10 +91,10 @@ def typed_kwargs(section: DictConfig, kwargs_type: type[K]) -> K:
 
 
 def require_two_views(cfg: DictConfig, small: bool = False) -> None:
-    """Refuses anything but two large crops, and small ones unless they are allowed besides.
+    """Refuses any number of large crops but two, and small crops unless ``small`` allows them.
 
     Raises:
-        ConfigError: with the numbers of crops.
+        ConfigError: the config has other crops; the message gives their numbers.
 
     Example:
         >>> require_two_views(example_config("pcl", large=3))
@@ -112,7 +112,7 @@ def require_two_views(cfg: DictConfig, small: bool = False) -> None:
 
 
 def has_indices(cfg: DictConfig) -> bool:
-    """Whether batches carry the indices of their samples; with DALI this is an option.
+    """Whether batches contain their samples' indices; DALI's batches do only by an option.
 
     Example:
         >>> has_indices(example_config("pcl"))
@@ -123,14 +123,14 @@ def has_indices(cfg: DictConfig) -> bool:
 
 
 def require_indices(cfg: DictConfig, purpose: str) -> None:
-    """Refuses data without the true index of every sample.
+    """Refuses data whose batches lack the true sample indices.
 
     Args:
         cfg: the config.
         purpose: what the method does with them; part of the message.
 
     Raises:
-        ConfigError: DALI without indices.
+        ConfigError: DALI reads the data without indices.
 
     Example:
         >>> cfg = example_config("pcl")
@@ -152,16 +152,16 @@ def require_indices(cfg: DictConfig, purpose: str) -> None:
 IMAGENET = 1_281_167
 """Training images of ImageNet-1k."""
 SHARE = 8
-"""A queue, support set or table of prototypes has at most one row per this many images."""
+"""By default a queue, support set or prototype table has at most a row per this many images."""
 _DOWNLOADED = {"cifar10": 50_000, "cifar100": 50_000, "stl10": 105_000}
-"""Data sets that solo-learn's script downloads after it has made the method: training images."""
+"""Training images of data sets that solo-learn's script downloads only after making the method."""
 
 Size = Callable[[int, int], int | list[int]]
 """Computes a default from the number of training images and the batch size."""
 
 
 def clusters(*published: int) -> Size:
-    """The numbers published for ImageNet, in proportion to the images; at least 2.
+    """Scales the numbers published for ImageNet in proportion to the images; at least 2.
 
     Example:
         >>> clusters(25000, 50000)(1400, 64)
@@ -171,7 +171,7 @@ def clusters(*published: int) -> Size:
 
 
 def queue(published: int) -> Size:
-    """The published rows, at most one per ``SHARE`` images, in whole batches and at least one.
+    """The published size, or if fewer, whole batches (at least one) of one in ``SHARE`` images.
 
     Example:
         >>> queue(16384)(1400, 64)
@@ -195,11 +195,11 @@ def fill_from_data(cfg: DictConfig, sizes: Mapping[str, Size], images: int | Non
 
     Args:
         cfg: the config, ``method_kwargs`` filled in.
-        sizes: by dotted key of ``method_kwargs``.
-        images: number of training images; counted by default where a key needs it.
+        sizes: function that computes the value, by dotted key of ``method_kwargs``.
+        images: number of training images; ``None`` counts them if a key needs the number.
 
     Raises:
-        ConfigError: there are no images to count.
+        ConfigError: the images cannot be counted.
 
     Example:
         >>> cfg = example_config("pcl", queue_size=None)
@@ -220,13 +220,13 @@ def fill_from_data(cfg: DictConfig, sizes: Mapping[str, Size], images: int | Non
 
 
 def num_training_images(data: Mapping[str, Any]) -> int:
-    """Counts the training images of solo-learn's script, which opens them after making the method.
+    """Counts the training images, which solo-learn's script opens only after making the method.
 
     Args:
         data: the config's section ``data``; keys that the script does not read are ignored.
 
     Raises:
-        ConfigError: they cannot be read.
+        ConfigError: the images cannot be read.
 
     Example:
         >>> num_training_images({"dataset": "cifar10"})

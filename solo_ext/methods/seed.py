@@ -1,12 +1,15 @@
 """SEED and the baselines that share its step (Fang et al., ICLR 2021, arXiv 2101.04731).
 
-One step, for each crop x of an image and a queue D of the teacher's past embeddings::
+One step (section 3.2), for each crop x of an image and a queue D of the teacher's embeddings::
 
-    z_S = g(f_S(x)), z_T = f_T(x), unit rows; f_T is frozen
-    D+ = [z_T, D]
-    p_S = softmax(z_S . D+ / tau_S), p_T = softmax(z_T . D+ / tau_T)     # section 3.2
-    loss = -sum p_T log p_S
-    D <- z_T, after the step
+    z_S = g(f_S(x)), unit rows                                               training_step
+    z_T = f_T(x), unit rows, without gradient                                Distillation.targets
+    D+ = [z_T, D]                                                            losses.seed.plain_seed
+    p_S = softmax(z_S . D+ / tau_S), p_T = softmax(z_T . D+ / tau_T)         losses.seed.plain_seed
+    loss = -sum p_T log p_S                                                  losses.seed.plain_seed
+    z_T enters D                                                             on_train_batch_end
+
+``seed_terms``, which :meth:`SEED.distill` calls for every crop, is equal to ``plain_seed``.
 """
 
 from __future__ import annotations
@@ -44,27 +47,27 @@ from solo_ext.methods.registry import METHODS, fill_from_data, queue
 
 
 class SEEDKwargs(DistillationKwargs):
-    """``method_kwargs`` of :class:`SEED`; a head of the student's own width.
+    """``method_kwargs`` of :class:`SEED`; the default head has the student's own width.
 
     Attributes:
         loss: ``seed``: cross-entropy of the distributions of similarities; ``contrastive``: the
             teacher's embedding of the same crop is the positive, others are the negatives;
             ``regression``: squared distance of the normalised embeddings.
         student_temperature: above 0; the temperature of ``contrastive`` too.
-        teacher_temperature: of ``seed``, for which it must be given: the paper writes 0.01, the
-            official code has 1e-4, which makes the loss InfoNCE.
-        queue_size: past embeddings of the teacher; null: 65,536, up to an eighth of the training
-            images. With ``small_crop_target: own`` a second queue of this size holds those of small
-            crops.
+        teacher_temperature: required by ``loss: seed``, as the paper has 0.01 and the official code
+            1e-4, which makes the loss InfoNCE.
+        queue_size: number of past embeddings of the teacher; null: 65,536, but at most an eighth of
+            the training images. With ``small_crop_target: own`` a second queue of this size holds
+            embeddings of small crops.
         small_crop_target: what small crops learn: the teacher's output for themselves (``own``, as
             published), or for the large crops (``large``), which saves its forward pass on small
             ones.
-        small_weight: weight of the mean over the small crops; that over the large ones has 1.
-        negatives: of ``contrastive``: the teacher's past embeddings or those of the batch.
+        small_weight: weight of the mean over small crops; the mean over large crops has weight 1.
+        negatives: for ``contrastive``: the teacher's past embeddings or those of the batch.
         tau_plus: in [0, 1), prior share of negatives of the anchor's class; above 0 debiases.
-        beta: 0 or more; above 0 negatives weigh the more the more similar they are.
-        detach_weights: no gradient through those weights.
-        mixing: of ``contrastive``, MoCHi's synthetic negatives; none by default.
+        beta: 0 or more; above 0, more similar negatives have larger weights.
+        detach_weights: whether the weights of negatives are constants to the gradient.
+        mixing: for ``contrastive``, MoCHi's synthetic negatives; none by default.
 
     Example:
         >>> SEEDKwargs(teacher_temperature=0.01).student_temperature
@@ -102,11 +105,10 @@ class SEED(Distillation):
     """Distils how a frozen teacher ranks past images by similarity (Fang et al., ICLR 2021).
 
     The student's distribution of similarities to the teacher's embeddings of this and of earlier
-    images follows the teacher's. By config instead: any contrastive estimate with the teacher's
-    embedding as the positive, or regression of the embedding. Large crops count as much as all
-    small ones together, times ``small_weight``.
+    images learns to match the teacher's distribution. The setting ``loss`` selects a contrastive
+    loss with the teacher's embedding as the positive, or regression of the embedding, instead.
 
-    Logs what :class:`Distillation` does, and what applies of docs/reference/logged.md.
+    Logs what :class:`Distillation` does, and those metrics of docs/reference/logged.md that apply.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`SEEDKwargs`.
@@ -156,13 +158,13 @@ class SEED(Distillation):
 
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
-        """Sets the queue's size if one is needed and null, by the training set."""
+        """Sets the queue's size from the training set if a queue is needed and its size is null."""
         if _is_queued(cfg.method_kwargs):
             fill_from_data(cfg, {"queue_size": queue(65536)}, images)
 
     @property
     def num_targets(self) -> int:
-        """Crops that the teacher sees: the large ones, and the small ones if they are targets."""
+        """Number of crops that the teacher sees: large ones, and small ones if they are targets."""
         small = self.kwargs.small_crop_target == "own"
         return int(self.num_crops if small else self.num_large_crops)
 
@@ -208,7 +210,7 @@ class SEED(Distillation):
             if len(targets) > large:
                 pairs = list(zip(students[large:], targets[large:], strict=True))
             else:
-                # Small crops whose targets are of large ones use the large crops' queue.
+                # Small crops whose targets are large crops use the large crops' queue.
                 pairs = [(s, t) for s in students[large:] for t in targets]
             small, _ = self._mean_over(pairs, last)
             loss = loss + self.kwargs.small_weight * small
@@ -216,7 +218,7 @@ class SEED(Distillation):
             metrics["train_teacher_similarity"] = (students[0] * targets[0]).sum(1).mean()
         if len(self.queues):
             metrics |= queue_metrics("queue", cast(FeatureQueue, self.queues[0]))
-        # Queue one view of each kind: every image then has one row per queue.
+        # Queue one large and one small crop, so that every image has one row per queue.
         self._written = [targets[0], *targets[large : large + 1]]
         return loss, metrics
 

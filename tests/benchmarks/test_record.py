@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_no_target() -> None:
 
 
 def test_findings_survive_json() -> None:
-    names = {"ours": "b", "peer": "c", "note": "d"}
+    names: Any = {"ours": "b", "peer": "c", "note": "d"}
     finding = Finding("a", at_most(1, "x"), 1.5, again=1.1, memory=3.0, difference=0.1, **names)
     held = finding.as_json()
     assert held["verdict"] == "missed"
