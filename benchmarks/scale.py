@@ -133,7 +133,7 @@ def shared_out(images: int) -> list[Measured]:
         samples = torch.randint(images, (OF_PROCESS,))
 
         def batch() -> None:
-            clusters.of(samples)
+            clusters.assignments_of(samples)
             keys = torch.ones(OF_PROCESS, DIM)
             bank.update_(distributed.gather(samples), distributed.gather(keys))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from solo_ext.core.errors import ConfigError, UserError, nearest, show_messages
+from solo_ext.core.errors import ConfigError, UserError, show_messages, suggest_name
 
 logger = logging.getLogger("solo_ext.launcher")
 _OF_MAIN_UMAP = {"matplotlib", "pandas", "seaborn", "umap", "wandb"}
@@ -127,7 +127,7 @@ def _check(cfg: Any) -> None:
     methods = host.load().methods
     if cfg.method not in methods:
         raise ConfigError(
-            "method", cfg.method, "unknown method", nearest(cfg.method, methods, show=40)
+            "method", cfg.method, "unknown method", suggest_name(cfg.method, methods, show=40)
         )
     size = cfg.augmentations[0].crop_size
     check_large_crops(

@@ -22,7 +22,7 @@ import benchmarks.speed
 from benchmarks.speed.record import Record, markdown, table
 from benchmarks.speed.rows import ROWS
 from benchmarks.speed.target import QUICK, Effort
-from solo_ext.core.errors import UserError, nearest
+from solo_ext.core.errors import UserError, suggest_name
 from solo_ext.core.files import write_text
 
 USER_MISTAKE = 2
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> list[str]:
     names = args.rows or list(ROWS)
     for name in names:
         if name not in ROWS:
-            raise UserError(f"no row {name!r}; {nearest(name, ROWS, show=len(ROWS))}")
+            raise UserError(f"no row {name!r}; {suggest_name(name, ROWS, show=len(ROWS))}")
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU; use --device cpu")

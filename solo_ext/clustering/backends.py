@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.clustering.rows import blocks
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, suggest_name
 
 # Backends that need no further package.
 _OURS = ("torch", "hierarchical")
@@ -53,7 +53,7 @@ def resolve_backend(
         return name
     problem, remedy = "", "use auto or torch"
     if name not in _NEEDS:
-        problem, remedy = "no such k-means backend", nearest(name, ["auto", *_OURS, *_NEEDS])
+        problem, remedy = "no such k-means backend", suggest_name(name, ["auto", *_OURS, *_NEEDS])
     elif name == "flash" and kind != "cuda":
         problem = f"needs CUDA, and this runs on {kind}"
     elif name == "faiss" and sharded:

@@ -169,21 +169,22 @@ def multi_granularity_kmeans(
         clusterings = []
         for position, size in enumerate(num_clusters):
             if init is None:
-                starts = _drawn(seen, size, restarts, seed + position)
+                starts = _random_inits(seen, size, restarts, seed + position)
             else:
                 starts = iter([_checked_init(seen, init[position], size)])
             runs = (
-                _moved(seen, start, iterations, precision, relocate, backend) for start in starts
+                _run_backend(seen, start, iterations, precision, relocate, backend)
+                for start in starts
             )
-            found = (_assigned(compared, *run, backend) for run in runs)
+            found = (_final_assignment(compared, *run, backend) for run in runs)
             best = min(found, key=lambda clustering: clustering.objective)
             if compared is not rows:
-                best = _assigned(rows, best.means, best.iterations, backend)
+                best = _final_assignment(rows, best.means, best.iterations, backend)
             clusterings.append(best)
         return clusterings
 
 
-def _drawn(rows: Rows, num_clusters: int, restarts: int, seed: int) -> Iterator[Tensor]:
+def _random_inits(rows: Rows, num_clusters: int, restarts: int, seed: int) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(restarts):
         yield rows.select(torch.randperm(rows.total, generator=generator)[:num_clusters])
@@ -199,7 +200,7 @@ def _checked_init(rows: Rows, init: Tensor, num_clusters: int) -> Tensor:
     return rows.from_first(init.detach().to(rows.device, rows.dtype, copy=True))
 
 
-def _moved(
+def _run_backend(
     rows: Rows,
     means: Tensor,
     iterations: int,
@@ -218,7 +219,7 @@ def _moved(
     return lloyd(rows, means, iterations, precision, relocate, nearest)
 
 
-def _assigned(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
+def _final_assignment(rows: Rows, means: Tensor, done: int, backend: str) -> Clustering:
     """Assigns every row to its nearest mean; sums do not depend on the spread over ranks."""
     with matmul_precision("highest"), torch.autocast(means.device.type, enabled=False):
         assignments = assign(rows.features, means)

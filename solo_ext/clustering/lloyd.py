@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.clustering.relocation import Relocation
-from solo_ext.clustering.rows import Rows, exact_scale, on_grid, taken, tile_rows
+from solo_ext.clustering.rows import Rows, exact_scale, on_grid, read_rows, tile_rows
 from solo_ext.core.precision import Precision, matmul_precision
 
 # Half the distance between the two means of a split cluster, relative to each coordinate.
@@ -91,7 +91,7 @@ def _follow(
     change, count = torch.zeros_like(sums), torch.zeros_like(sizes)
     moved = (new != (-1 if old is None else old)).nonzero()[:, 0]
     for part in torch.split(moved, tile_rows(sums.shape[1], rows.device)):
-        values = on_grid(taken(rows.features, part, rows.device), scale)
+        values = on_grid(read_rows(rows.features, part, rows.device), scale)
         ones = torch.ones_like(part)
         target = new.index_select(0, part)
         change.index_add_(0, target, values)
@@ -239,7 +239,7 @@ def scores(
     for start in range(0, n, rows):
         part = slice(start, start + rows)
         which = part if wanted is None else wanted[part]
-        tile = taken(features, which, means.device).to(means.dtype)
+        tile = read_rows(features, which, means.device).to(means.dtype)
         count = len(tile)
         if count < rows:
             padded[:count] = tile
@@ -272,7 +272,7 @@ def distances_to(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor
     found = means.new_empty(len(features))
     for start in range(0, len(features), rows):
         part = slice(start, start + rows)
-        tile = taken(features, part, means.device).to(means.dtype)
+        tile = read_rows(features, part, means.device).to(means.dtype)
         difference = tile - means.index_select(0, assignments[part])
         found[part] = torch.linalg.vector_norm(difference, dim=1)
     return found

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.rows import Rows, exact_scale, on_grid, taken, tile_rows, tiles
+from solo_ext.clustering.rows import Rows, exact_scale, on_grid, read_rows, tile_rows, tiles
 from solo_ext.core.distributed import rank, world_size
 
 # Clusters that are split on trial per step: enough to try a few hundred in five steps, few enough
@@ -187,10 +187,10 @@ def halves(
             if direction is None or limit is None:
                 first = _drawn(rows.ids.index_select(0, own), draw)
             else:
-                x = taken(rows.features, own, rows.device).to(rows.dtype)
+                x = read_rows(rows.features, own, rows.device).to(rows.dtype)
                 first = (x * direction.index_select(0, at)).sum(1) > limit.index_select(0, at)
             own, at = own[first], at[first]
-            sums.index_add_(0, at, on_grid(taken(rows.features, own, rows.device), scale))
+            sums.index_add_(0, at, on_grid(read_rows(rows.features, own, rows.device), scale))
             sizes.index_add_(0, at, torch.ones_like(at))
         rows.sum(sums)
         rows.sum(sizes)

@@ -37,14 +37,14 @@ def tile_rows(width: int, device: torch.device) -> int:
     return max(rows, _FEWEST_ROWS)
 
 
-def taken(features: Tensor, which: slice | Tensor, device: torch.device) -> Tensor:
+def read_rows(features: Tensor, which: slice | Tensor, device: torch.device) -> Tensor:
     """Some of the rows (n, D), by a slice or by indices (m,), on the device that computes.
 
     Features may be on another device or in a mapped file, and larger than the device's memory.
     Therefore only this function reads them, a tile or a block at a time.
 
     Example:
-        >>> taken(torch.eye(3), torch.tensor([2, 0]), torch.device("cpu"))
+        >>> read_rows(torch.eye(3), torch.tensor([2, 0]), torch.device("cpu"))
         tensor([[0., 0., 1.],
                 [1., 0., 0.]])
     """
@@ -62,7 +62,7 @@ def tiles(features: Tensor, device: torch.device) -> Iterator[Tensor]:
     """
     size = tile_rows(max(1, features.shape[1]), device)
     for start in range(0, max(1, len(features)), size):
-        yield taken(features, slice(start, start + size), device)
+        yield read_rows(features, slice(start, start + size), device)
 
 
 def blocks(features: Tensor, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
@@ -79,7 +79,7 @@ def blocks(features: Tensor, device: torch.device) -> Iterator[tuple[slice, Tens
     size = max(1, _BLOCK_BYTES[kind] // max(1, features[:1].nbytes))
     for start in range(0, max(1, len(features)), size):
         part = slice(start, min(len(features), start + size))
-        yield part, taken(features, part, device)
+        yield part, read_rows(features, part, device)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Rows:
         own, place = self._among(ascending)
         width, device = self.features.shape[1], self.device
         found = torch.zeros(len(wanted), width, dtype=self.dtype, device=device)
-        found[order[place]] = taken(self.features, own, device).to(self.dtype)
+        found[order[place]] = read_rows(self.features, own, device).to(self.dtype)
         # Each row is on one rank and zero on the others, so the sum is that row.
         return self.sum(found)
 
@@ -158,7 +158,7 @@ class Rows:
         size = tile_rows(max(1, width), self.device)
         parts = torch.split(sample, size), torch.split(own, size)
         for part, which in zip(*parts, strict=True):
-            part.copy_(taken(self.features, which, self.device))
+            part.copy_(read_rows(self.features, which, self.device))
         return replace(self, features=sample, ids=place, total=count)
 
     def _among(self, numbers: Tensor) -> tuple[Tensor, Tensor]:

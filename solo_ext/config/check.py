@@ -24,7 +24,7 @@ from solo_ext.config.schema import (
     RunConfig,
 )
 from solo_ext.config.untrusted import refuse_interpolations, refuse_targets
-from solo_ext.core.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, suggest_name
 from solo_ext.core.types import Section
 
 M = TypeVar("M", bound=BaseModel)
@@ -226,7 +226,7 @@ def _first_mistake(
     if no_text:
         return ConfigError(key, value, "this key is no text", "keys are text: quote or remove it")
     if what == "extra_forbidden":
-        remedy = nearest(str(loc[-1]), _keys(kind, path[:-1]), show=20)
+        remedy = suggest_name(str(loc[-1]), _keys(kind, path[:-1]), show=20)
         return ConfigError(key, value, "unknown key", remedy)
     if what == "missing":
         return ConfigError(key, None, "this key is required", "give it a value")
@@ -235,7 +235,7 @@ def _first_mistake(
     if isinstance(value, str | int) and all(p["type"] == "literal_error" for p in alike):
         choices = ", ".join(p["ctx"]["expected"] for p in alike).replace("'", "")
         names = dict.fromkeys(choices.replace(" or ", ", ").split(", "))
-        remedy = nearest(str(value), names, show=40)
+        remedy = suggest_name(str(value), names, show=40)
         return ConfigError(key, value, "not a valid choice", remedy)
     allowed = ", or ".join(dict.fromkeys(_allowed(p["msg"]) for p in alike))
     return ConfigError(key, value, "not a valid value", f"allowed: {allowed}")

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from solo_ext.config.schema import RunConfig
 from solo_ext.config.untrusted import check_yaml, refuse_hydra_section
-from solo_ext.core.errors import ConfigError, UserError, first_line, nearest
+from solo_ext.core.errors import ConfigError, UserError, first_line, suggest_name
 from solo_ext.core.files import config_root, is_file, read_text
 
 _NAMESPACE = "solo_ext"
@@ -78,7 +78,7 @@ def compose(
         known = [p.relative_to(root).as_posix().removesuffix(".yaml") for p in root.rglob("*.y*ml")]
     file = root / f"{full}{suffix}"
     if not is_file(file):
-        raise ConfigError("--config-name", config_name, "no such config", nearest(name, known))
+        raise ConfigError("--config-name", config_name, "no such config", suggest_name(name, known))
     parsed = parse(overrides)
     # Hydra applies the overrides of config groups; `apply_overrides` sets values afterwards.
     groups = [o for o in parsed if "/" in o.key_or_group or o.package is not None]
@@ -110,7 +110,9 @@ def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
     except MissingConfigException as error:
         missing = str(error.missing_cfg_file or name)
         options = [str(o) for o in error.options or ()]
-        remedy = nearest(Path(missing).name, options) if options else "no such group of configs"
+        remedy = (
+            suggest_name(Path(missing).name, options) if options else "no such group of configs"
+        )
         raise UserError(f"config {missing!r} is not there; {remedy}") from error
     except HydraException as error:
         dotted = [o.key_or_group.replace("/", ".") for o in groups]
@@ -233,7 +235,9 @@ def _delete(cfg: DictConfig, key: str, value: Any) -> None:
     place: Any = int(last) if isinstance(node, ListConfig) else last
     if not isinstance(node, ListConfig) and (not isinstance(node, DictConfig) or last not in node):
         valid = [str(k) for k in node] if isinstance(node, DictConfig) else []
-        raise ConfigError(key, None, "cannot be deleted: it is not there", nearest(last, valid))
+        raise ConfigError(
+            key, None, "cannot be deleted: it is not there", suggest_name(last, valid)
+        )
     if value is not None and (held := node[place]) != value:
         raise ConfigError(key, held, f"is not {value!r}", f"write ~{key} to delete it")
     del node[place]

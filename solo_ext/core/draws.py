@@ -28,13 +28,13 @@ _FEISTEL_ROUNDS = 12
 """With 8 rounds the permutations of 5 numbers are visibly not equally frequent."""
 
 
-def mix(*parts: int) -> int:
+def derive_seed(*parts: int) -> int:
     """A 63-bit seed from several numbers, such as seed, epoch and index.
 
     torch's CPU generator uses only the lower 32 bits of a seed: one in 4 billion pairs of argument
     lists gives the same draws.
 
-    >>> mix(0, 1) != mix(1, 0)
+    >>> derive_seed(0, 1) != derive_seed(1, 0)
     True
     """
     state = 0
@@ -52,7 +52,7 @@ def draw(shape: tuple[int, ...], *seeds: int, device: torch.device) -> Tensor:
     if device.type == "meta":
         return torch.empty(shape, device=device)
     return torch.rand(
-        shape, generator=torch.Generator(device).manual_seed(mix(*seeds)), device=device
+        shape, generator=torch.Generator(device).manual_seed(derive_seed(*seeds)), device=device
     )
 
 
@@ -62,7 +62,7 @@ def sample_keys(seed: int, epoch: int, indices: NDArray[np.int64]) -> Keys:
     >>> sample_keys(5, 0, np.arange(4)).shape
     (4,)
     """
-    mixed = np.uint64(mix(seed, epoch)) ^ indices.astype(np.uint64)
+    mixed = np.uint64(derive_seed(seed, epoch)) ^ indices.astype(np.uint64)
     keys: Keys = _hashed(mixed + np.uint64(_GAMMA))
     return keys
 
@@ -84,19 +84,20 @@ def uniforms(keys: Keys, first: int, count: int) -> Floats:
 def permutation(size: int, seed: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
     """A permutation of 0 .. size - 1, as a function from positions (N,) to the entries there.
 
-    Up to :data:`LARGE` it is that of ``torch.randperm``; above, :func:`permuted` computes only the
-    entries asked for, because all of them would take gigabytes and a minute in every process.
+    Up to :data:`LARGE` it is that of ``torch.randperm``; above, :func:`feistel_permutation`
+    computes only the entries asked for, because all of them would take gigabytes and a minute in
+    every process.
 
     >>> permutation(5, seed=3)(np.arange(5))
     array([1, 0, 3, 4, 2])
     """
     if size > LARGE:
-        return partial(permuted, size=size, key=mix(seed))
+        return partial(feistel_permutation, size=size, key=derive_seed(seed))
     drawn = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).numpy()
     return lambda places: drawn[places]
 
 
-def permuted(places: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
+def feistel_permutation(places: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
     """Computes some entries of a permutation of 0 .. size - 1 without computing the others.
 
     A Feistel network: a number is a pair, ``a * right + left`` with ``a = ceil(sqrt(size))``, and
@@ -112,7 +113,7 @@ def permuted(places: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64
     Returns:
         (N,) entries, distinct for distinct positions.
 
-    >>> permuted(np.arange(6), 6, mix(5, 0))
+    >>> feistel_permutation(np.arange(6), 6, derive_seed(5, 0))
     array([4, 0, 5, 3, 2, 1])
 
     Source:
@@ -120,7 +121,7 @@ def permuted(places: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64
     """
     a = max(math.isqrt(max(size - 1, 0)) + 1, 1)
     sides = np.uint64(a), np.uint64(-(-size // a))
-    keys = [np.uint64(mix(key, number)) for number in range(_FEISTEL_ROUNDS)]
+    keys = [np.uint64(derive_seed(key, number)) for number in range(_FEISTEL_ROUNDS)]
     found = places.astype(np.uint64)
     walking = np.arange(len(found))
     while len(walking):

@@ -201,7 +201,7 @@ def _unforeseen(error: Exception, again: str) -> str:
         return f"out of memory; take smaller batches, fewer workers or more memory, then {again}"
     # Code that raised or passed on the error may have noted a better way to continue.
     again = getattr(error, "__notes__", [again])[-1]
-    return f"{logged(error)}; {again}"
+    return f"{log_traceback(error)}; {again}"
 
 
 def first_line(error: BaseException) -> str:
@@ -213,11 +213,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def logged(error: BaseException) -> str:
+def log_traceback(error: BaseException) -> str:
     """Writes an error's traceback to a file; returns one line with the error and the file's name.
 
     >>> import pathlib
-    >>> line = logged(ValueError("no such table"))
+    >>> line = log_traceback(ValueError("no such table"))
     >>> print(line)
     ValueError: no such table (details in ...solo-ext-...log)
     >>> pathlib.Path(line.removesuffix(")").split()[-1]).unlink()
@@ -281,12 +281,12 @@ def disk_errno(error: BaseException) -> int | None:
     return next((number for number in _OF_THE_SYSTEM if os.strerror(number) in text), None)
 
 
-def nearest(name: str, valid: Iterable[str], *, show: int = 12) -> str:
+def suggest_name(name: str, valid: Iterable[str], *, show: int = 12) -> str:
     """Says which valid name is closest to ``name``, and lists up to ``show`` valid names.
 
     Case is ignored, and a hyphen equals an underscore.
 
-    >>> nearest("sim-clr", ["byol", "dino", "simclr"])
+    >>> suggest_name("sim-clr", ["byol", "dino", "simclr"])
     "did you mean 'simclr'? allowed: byol, dino, simclr"
     """
     names = sorted(valid)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from solo_ext.core.errors import UserError, nearest
+from solo_ext.core.errors import UserError, suggest_name
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Registry(dict[str, Entry[T]]):
         self.kind = kind
 
     def __missing__(self, name: str) -> Entry[T]:
-        raise UserError(f"unknown {self.kind} {name!r}; {nearest(name, self)}")
+        raise UserError(f"unknown {self.kind} {name!r}; {suggest_name(name, self)}")
 
     def register(
         self, name: str, *, paper: str = "", year: int = 0, arxiv: str = ""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from solo_ext.core.draws import mix, permutation
+from solo_ext.core.draws import derive_seed, permutation
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, atomic_write, locked, read_jsonl, write_text
 from solo_ext.data.images import class_names, images_fingerprint
@@ -134,7 +134,7 @@ def _converted(
         write(len(images))
     progress(len(images), len(images))
     left_out = {index for entry in shards for index in entry["left_out"]}
-    order = permutation(len(images), mix(0))(np.arange(len(images)))
+    order = permutation(len(images), derive_seed(0))(np.arange(len(images)))
     written = order[~np.isin(order, list(left_out))]
     write_array(out / TARGETS, targets[written])
     entries = [entry["index"] for entry in shards if entry["index"]["samples"]]
@@ -155,7 +155,7 @@ def _files(images: Images, start: int) -> Iterator[tuple[int, int, bytes | None]
                 raise
             return None
 
-    order = permutation(len(images), mix(0))
+    order = permutation(len(images), derive_seed(0))
     # Threads run in parallel, because PIL releases the GIL while it decodes.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for first in range(start, len(images), _PREFETCH):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solo_ext.config.schema import HuggingFace
-from solo_ext.core.errors import ConfigError, first_line, nearest
+from solo_ext.core.errors import ConfigError, first_line, suggest_name
 from solo_ext.data.reading import (
     USUAL_COLUMNS,
     EncodedImages,
@@ -118,7 +118,7 @@ def open_huggingface(
     else:
         chosen = wanted or _usual_split(list(loaded), split, key, same_path)
         if chosen not in loaded:
-            raise ConfigError(key, chosen, "no such split", nearest(chosen, list(loaded)))
+            raise ConfigError(key, chosen, "no such split", suggest_name(chosen, list(loaded)))
         loaded = loaded[chosen]
     columns = settings.image, settings.label
     return HuggingFaceImages(loaded, f"{path} [{chosen}]", *columns, labelled=labelled)
@@ -175,7 +175,7 @@ def _column(features: Mapping[str, Any], kind: str, given: str | None) -> str:
     key = f"{_KEY}.{kind}"
     if given is not None:
         if given not in features:
-            raise ConfigError(key, given, "no such column", nearest(given, features))
+            raise ConfigError(key, given, "no such column", suggest_name(given, features))
         feature = features[given]
         is_path = getattr(feature, "dtype", None) in ("string", "large_string")
         if kind == "image" and not (

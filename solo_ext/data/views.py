@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Sampler
 from torchvision import datasets
 
 from solo_ext.core import distributed
-from solo_ext.core.draws import mix, permutation
+from solo_ext.core.draws import derive_seed, permutation
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.reading import (
     Images,
@@ -98,7 +98,7 @@ class EpochSampler(Sampler[SampleKey]):
 
     def __iter__(self) -> Iterator[SampleKey]:
         replicas, rank = self._share()
-        epoch, key = self.epoch, mix(self.seed, self.epoch)
+        epoch, key = self.epoch, derive_seed(self.seed, self.epoch)
         if self._shards is None:
             entries = permutation(self.size, key)
         else:
@@ -147,7 +147,9 @@ def shard_order(starts: Integers, seed: int, at_once: int) -> Callable[[Integers
         for turn in np.unique(turns).tolist():
             here, shard = turns == turn, int(shards[turn])
             within = place[here] - (ends[turn] - sizes[shard])
-            found[here] = starts[shard] + permutation(int(sizes[shard]), mix(seed, shard))(within)
+            found[here] = starts[shard] + permutation(int(sizes[shard]), derive_seed(seed, shard))(
+                within
+            )
         return found
 
     return entries
@@ -196,7 +198,7 @@ class TrainingViews(Dataset[tuple[int, list[Tensor], int]]):
         assert self.transform is not None
         # Without workers this process also trains, so restore its generator afterwards.
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(mix(self.seed, epoch, index))
+            torch.default_generator.manual_seed(derive_seed(self.seed, epoch, index))
             return served, self.transform(image), target
 
 

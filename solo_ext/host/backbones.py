@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from timm.models import load_checkpoint
 from torch import nn
 
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, suggest_name
 
 PREFIX = "timm/"
 SMALL_SIDE = 64
@@ -58,11 +58,11 @@ def unknown_backbone(name: str, own: Iterable[str]) -> ConfigError:
     """
     if name.startswith(PREFIX):
         models = [PREFIX + model for model in timm.list_models()]
-        remedy = f"{nearest(name, models, show=0)} see timm.list_models()".strip()
+        remedy = f"{suggest_name(name, models, show=0)} see timm.list_models()".strip()
     elif timm.is_model(name):
         remedy = f"did you mean {PREFIX + name!r}?"
     else:
-        remedy = f"{nearest(name, own, show=30)}, timm/<model>"
+        remedy = f"{suggest_name(name, own, show=30)}, timm/<model>"
     return ConfigError("backbone.name", name, "unknown backbone", remedy)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solo_ext.config.schema import DALI, RunConfig
 from solo_ext.core import distributed
-from solo_ext.core.draws import mix
+from solo_ext.core.draws import derive_seed
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.dali import device_of, nvidia_dali, unreadable
 from solo_ext.data.images import files_of
@@ -104,7 +104,7 @@ class DALILoader(StatefulLoader):
             "batch_size": self.batch_size,
             "num_threads": max(self.run.data.num_workers, 1),
             "device_id": torch.cuda.current_device() if self.device == "gpu" else None,
-            "seed": mix(self.run.seed, self.order.epoch, rank) % 2**31,
+            "seed": derive_seed(self.run.seed, self.order.epoch, rank) % 2**31,
         }
 
     def wrapper_arguments(self, pipeline: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from solo_ext.config import schema
-from solo_ext.core.draws import mix
+from solo_ext.core.draws import derive_seed
 from solo_ext.data.images import files_of, open_images
 from solo_ext.data.reading import targets_of
 from solo_ext.host.dali_loader import DALILoader, open_reader
@@ -59,14 +59,14 @@ class PretrainPipelineBuilder(upstream.PretrainPipelineBuilder):  # type: ignore
         order = list(range(len(files)))
         if random_shuffle:
             # DALI's own shuffle is the same for every seed.
-            generator = torch.Generator().manual_seed(mix(seed))
+            generator = torch.Generator().manual_seed(derive_seed(seed))
             order = torch.randperm(len(files), generator=generator).tolist()
         if encode_indexes_into_labels:
             self.conversion_map = targets
         self.batch_size, self.num_threads = batch_size, max(num_threads, 1)
         # Given a device number, DALI opens that GPU even if all operators run on the CPU.
         self.device, self.device_id = device, None if device == "cpu" else device_id
-        self.transforms, self.seed = transforms, mix(seed, shard_id) % 2**31
+        self.transforms, self.seed = transforms, derive_seed(seed, shard_id) % 2**31
         open_reader(
             self,
             [files[i] for i in order],

@@ -33,7 +33,7 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from solo_ext import host
-from solo_ext.core.errors import ConfigError, UserError, nearest, show_messages
+from solo_ext.core.errors import ConfigError, UserError, show_messages, suggest_name
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def check_names(names: Iterable[str]) -> None:
     optional = [patch.name for patch in PATCHES.values() if patch.changes_results]
     for name in names:
         if name not in PATCHES:
-            raise ConfigError("patches", name, "unknown patch", nearest(name, optional))
+            raise ConfigError("patches", name, "unknown patch", suggest_name(name, optional))
         if name not in optional:
             problem = "changes no number and is always applied"
             raise ConfigError("patches", name, problem, "leave it out")

@@ -83,8 +83,8 @@ class NegativeEstimator:
         If ten candidates and the positive all have the logit 1, the mass is ``10 exp(1)``:
 
         >>> lse = torch.full((1, 1), math.log(10) + 1)
-        >>> mass, floored = NegativeEstimator(0.1)(lse, torch.ones(1, 1), 10, temperature=0.5)
-        >>> mass.allclose(lse[0]), floored
+        >>> mass, clamped = NegativeEstimator(0.1)(lse, torch.ones(1, 1), 10, temperature=0.5)
+        >>> mass.allclose(lse[0]), clamped
         (True, tensor([False]))
     """
 
@@ -130,8 +130,8 @@ class NegativeEstimator:
         above_zero = rest > 0
         estimate = pivot + torch.where(above_zero, rest, 1.0).log()
         floor = log_count - 1 / temperature
-        floored = ~above_zero | (estimate <= floor)
-        return torch.where(floored, floor, estimate), floored.detach()
+        clamped = ~above_zero | (estimate <= floor)
+        return torch.where(clamped, floor, estimate), clamped.detach()
 
     def _weighted(self, lse: Tensor, log_count: float | Tensor) -> Tensor:
         if not self.beta:
@@ -194,7 +194,7 @@ class ContrastiveTerms(NamedTuple):
     Attributes:
         loss: scalar mean over anchors and their positives.
         losses: (N, P) of each anchor with each of its positives.
-        floored: scalar in [0, 1], share of anchors whose estimate is clamped to its floor, so that
+        clamped: scalar in [0, 1], share of anchors whose estimate is clamped to its floor, so that
             their negatives get no gradient.
         hardness: scalar, mean over anchors of an effective cosine: if every negative had it, their
             mass would equal the estimate.
@@ -204,13 +204,13 @@ class ContrastiveTerms(NamedTuple):
     Example:
         >>> query, table = torch.eye(2, 4), torch.eye(4)
         >>> terms = contrastive(query, query.unsqueeze(1), table, temperature=0.2)
-        >>> terms.loss.shape, terms.losses.shape, terms.floored, terms.mined
+        >>> terms.loss.shape, terms.losses.shape, terms.clamped, terms.mined
         (torch.Size([]), torch.Size([2, 1]), tensor(0.), tensor(nan))
     """
 
     loss: Tensor
     losses: Tensor
-    floored: Tensor
+    clamped: Tensor
     hardness: Tensor
     mined: Tensor
     mixed: Tensor
@@ -354,10 +354,10 @@ def per_anchor(
         >>> losses, notes.shape
         (tensor([0.6931, 0.6931, 0.6931, 0.6931]), torch.Size([3, 4]))
     """
-    log_mass, floored = estimator(lse, similar, count, temperature)
+    log_mass, clamped = estimator(lse, similar, count, temperature)
     losses = F.softplus(log_mass.unsqueeze(1) - similar)
     hardness = (log_mass - _log(count)) * temperature
-    notes = torch.stack((floored.to(losses.dtype), hardness))
+    notes = torch.stack((clamped.to(losses.dtype), hardness))
     return losses.mean(1), torch.cat((notes, losses.T)).detach()
 
 
@@ -369,8 +369,8 @@ def terms_of(loss: Tensor, notes: Tensor, mined: Tensor, mixed: Tensor) -> Contr
         >>> terms_of(torch.tensor(0.5), torch.rand(3, 4), nan, nan).losses.shape
         torch.Size([4, 1])
     """
-    floored, hardness = notes[:2].mean(1).unbind()
-    return ContrastiveTerms(loss, notes[2:].T, floored, hardness, mined, mixed)
+    clamped, hardness = notes[:2].mean(1).unbind()
+    return ContrastiveTerms(loss, notes[2:].T, clamped, hardness, mined, mixed)
 
 
 def _check(
@@ -502,8 +502,8 @@ def _at_once(
         loss, losses, mass, kept = two_view_contrast(z1, z2, 1 / temperature, *settings)
     log_count = math.log((1 - tau_plus) * (2 * len(z1) - 2))
     hardness = mass.log().mean().mul_(temperature).add_(1 - temperature * log_count)
-    floored, nan = 1 - kept.mean(dtype=loss.dtype), loss.new_full((), math.nan)
-    return ContrastiveTerms(loss, losses.view(-1, 1), floored, hardness, nan, nan)
+    clamped, nan = 1 - kept.mean(dtype=loss.dtype), loss.new_full((), math.nan)
+    return ContrastiveTerms(loss, losses.view(-1, 1), clamped, hardness, nan, nan)
 
 
 @LOSSES.register(

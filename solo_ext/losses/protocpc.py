@@ -39,7 +39,7 @@ def plain_protocpc(
     """
     with torch.no_grad():
         probs = plain_sinkhorn(teacher @ prototypes.T, teacher_temperature, iterations=3)
-        prior = moved_prior(prior, probs.mean(0), prior_momentum)
+        prior = updated_prior(prior, probs.mean(0), prior_momentum)
     return protocpc_loss_func(student @ prototypes.T, probs, prior, student_temperature)
 
 
@@ -92,7 +92,7 @@ def protocpc_loss_func(
         return (align + torch.logsumexp(weighted, dim=1)).mean()
 
 
-def moved_prior(prior: Tensor, mean: Tensor, momentum: float) -> Tensor:
+def updated_prior(prior: Tensor, mean: Tensor, momentum: float) -> Tensor:
     """The prior after a batch, ``m q + (1 - m) K mean`` (Eq. 4).
 
     Args:
@@ -101,7 +101,7 @@ def moved_prior(prior: Tensor, mean: Tensor, momentum: float) -> Tensor:
         momentum: m, in [0, 1].
 
     Example:
-        >>> moved_prior(torch.ones(4), torch.tensor([1.0, 0.0, 0.0, 0.0]), momentum=0.9)
+        >>> updated_prior(torch.ones(4), torch.tensor([1.0, 0.0, 0.0, 0.0]), momentum=0.9)
         tensor([1.3000, 0.9000, 0.9000, 0.9000])
     """
     return momentum * prior + (1 - momentum) * prior.shape[0] * mean.to(prior.dtype)
@@ -214,7 +214,7 @@ def protocpc_step(
             found = [_assigned(view, teacher_table, teacher_temperature, steps) for view in teacher]
             # q <- m q + (1 - m) K mean(p_t) (Eq. 4)
             mean = torch.stack([a.mean for a in found]).mean(0)
-            moved = moved_prior(prior, mean, prior_momentum)
+            moved = updated_prior(prior, mean, prior_momentum)
             used = moved if prior_order == "before_loss" else prior
             if targets is None:
                 targets = student.new_ones(student.shape[0], teacher.shape[0])

@@ -49,7 +49,7 @@ class ClusterPrototypes(State):
         none = torch.zeros(len(sizes), 0, dtype=torch.int32)
         self.register_buffer("assignments", none)
 
-    def of(self, indices: Tensor) -> Tensor:
+    def assignments_of(self, indices: Tensor) -> Tensor:
         """Clusters (M, N) of samples (N,), int64; all ranks must call this with the same N."""
         if distributed.world_size() == 1:
             return self.assignments[:, indices].long()

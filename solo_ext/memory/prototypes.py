@@ -13,7 +13,7 @@ from solo_ext.core.distributed import sum_over_ranks
 from solo_ext.core.precision import full_precision_products
 from solo_ext.kernels.dispatch import tile_rows, tiles_of
 from solo_ext.kernels.sinkhorn import assign
-from solo_ext.losses.protocpc import moved_prior
+from solo_ext.losses.protocpc import updated_prior
 from solo_ext.memory.state import State
 
 
@@ -135,7 +135,7 @@ class PrototypePrior(State):
         total = teacher_probs.sum(0, dtype=dtype)
         count = total.new_full((1,), teacher_probs.shape[0])
         total = sum_over_ranks(torch.cat((total, count)))
-        return moved_prior(self.value, total[:-1] / total[-1], self.momentum)
+        return updated_prior(self.value, total[:-1] / total[-1], self.momentum)
 
     @torch.no_grad()
     def commit_(self, value: Tensor) -> None:

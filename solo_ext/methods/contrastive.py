@@ -9,7 +9,7 @@ cosine divided by the temperature T. One step, and where the code has each line:
     p = the image's other views (SimCLR), NN(k, Q) (NNCLR, Eq. 4),
         or the prototypes of the image's clusters                      positives_of
     n = the batch (SimCLR), or a queue of past k (MoCo, Eq. 1)         against_negatives
-      + mixtures of the hardest of them (MoCHi, Eq. 4 and 5)           DrawnMixing
+      + mixtures of the hardest of them (MoCHi, Eq. 4 and 5)           MixingSampler
     M = N max((R - tau_plus P) / (1 - tau_plus), exp(-1 / T)),         NegativeEstimator
         R the mean of exp(s_n), P of exp(s_p), with weights
         exp(beta s) (debiased, Eq. 7 and 8; hard negatives, Eq. 4)
@@ -49,7 +49,7 @@ from solo_ext.methods.contrastive_kwargs import (
     validate,
 )
 from solo_ext.methods.e_step import CLUSTERS, EStep
-from solo_ext.methods.negatives import DrawnMixing, annealed_beta, queue_metrics, term_metrics
+from solo_ext.methods.negatives import MixingSampler, annealed_beta, queue_metrics, term_metrics
 from solo_ext.methods.projected import ProjectedMethod, ProjectedMomentumMethod
 from solo_ext.methods.registry import (
     fill_method_kwargs,
@@ -152,8 +152,8 @@ class Contrastive(ProjectedMethod):
         settings = kwargs.clusters if clustered else None
         self.e_step = EStep(settings, CLUSTERS, dim, kwargs.temperature)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
-        self._mixing = DrawnMixing(kwargs.mixing)
-        self._written: tuple[list[Tensor], Tensor, Tensor] | None = None
+        self._mixing = MixingSampler(kwargs.mixing)
+        self._pending_keys: tuple[list[Tensor], Tensor, Tensor] | None = None
         keep_out_of_broadcast(self)
 
     def _build_momentum(self) -> None:
@@ -181,7 +181,7 @@ class Contrastive(ProjectedMethod):
             beta = annealed_beta(self.kwargs.beta, self.current_epoch, self.cfg.max_epochs)
             self.estimator = replace(self.estimator, beta=beta)
         loss, metrics = self.contrast(queries, keys, indices, targets)
-        self._written = keys, indices, targets
+        self._pending_keys = keys, indices, targets
         predictions = [] if self.predictor is None else queries
         self.step_embeddings = [x.detach() for x in (*out["z"], *predictions)]
         metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
@@ -225,7 +225,7 @@ class Contrastive(ProjectedMethod):
             return self._neighbours(self.support_set, keys, indices, targets)
         if self.prototypes.epoch < 0:
             return None, {}
-        ids = self.prototypes.of(indices)
+        ids = self.prototypes.assignments_of(indices)
         pairs = zip(self.prototypes.prototypes, ids, strict=True)
         # Each image has one prototype per granularity.
         return [torch.stack([c[own] for c, own in pairs], dim=1)] * len(keys), {}
@@ -321,10 +321,10 @@ class Contrastive(ProjectedMethod):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Updates the momentum networks, then writes the step's keys into queues and bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._written is None:
+        if self._pending_keys is None:
             return
-        keys, indices, targets = self._written
-        self._written = None
+        keys, indices, targets = self._pending_keys
+        self._pending_keys = None
         # The support set takes the first view's keys, which the first queue takes too: gather once.
         wanted = len(self.queues) or int(self.support_set is not None)
         joined = distributed.gather_each(keys[:wanted]) if wanted else []
@@ -334,7 +334,7 @@ class Contrastive(ProjectedMethod):
             queue.update_(key, *(images if self.kwargs.exclude_own else []))
         if self.support_set is not None:
             self.support_set.update_(joined[0], *images)
-        self.e_step.keep(indices, keys)
+        self.e_step.update_bank(indices, keys)
 
     def on_train_start(self) -> None:
         """Synchronises the queues over ranks and prepares the E-step."""

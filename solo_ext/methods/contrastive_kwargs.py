@@ -25,7 +25,7 @@ from solo_ext.methods.e_step import (
 )
 from solo_ext.methods.negatives import MixingKwargs, fill_num_hard
 from solo_ext.methods.projected import ProjectorKwargs
-from solo_ext.methods.registry import clusters, fill_from_data, queue, require_indices
+from solo_ext.methods.registry import capped_queue, fill_from_data, require_indices, scaled_clusters
 
 
 class SupportSetKwargs(Section):
@@ -125,9 +125,12 @@ def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
     if kwargs.negatives == "batch" and kwargs.queue_size is not None:
         _take_queue_size(kwargs, near)
     sizes = {
-        "queue_size": (kwargs.negatives == "queue", queue(65536)),
-        "support_set.size": (near, queue(98304)),
-        "clusters.num_prototypes": (kwargs.positives == "prototype", clusters(*PUBLISHED_CLUSTERS)),
+        "queue_size": (kwargs.negatives == "queue", capped_queue(65536)),
+        "support_set.size": (near, capped_queue(98304)),
+        "clusters.num_prototypes": (
+            kwargs.positives == "prototype",
+            scaled_clusters(*PUBLISHED_CLUSTERS),
+        ),
     }
     fill_from_data(cfg, {key: size for key, (needed, size) in sizes.items() if needed}, images)
     if images is not None and kwargs.positives == "prototype":

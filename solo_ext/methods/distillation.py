@@ -145,7 +145,7 @@ class Distillation(ProjectedMethod):
         )
         self.projector = _student_head(kwargs, self.features_dim, loaded)
         self.description = loaded.description
-        self._taught: Tensor | None = None
+        self._teacher_embeddings: Tensor | None = None
 
     @classmethod
     def add_and_assert_specific_cfg(cls, cfg: DictConfig) -> DictConfig:
@@ -201,14 +201,17 @@ class Distillation(ProjectedMethod):
         teachers: Sequence[Tensor],
     ) -> None:
         """Logs the loss and its metrics; keeps the embeddings (N, D) for the end of the epoch."""
-        self.step_embeddings, self._taught = [z.detach() for z in students], teachers[0]
+        self.step_embeddings, self._teacher_embeddings = [z.detach() for z in students], teachers[0]
         metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
 
     def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
         """Effective ranks of the student's and the teacher's embeddings of the first crop."""
-        assert self._taught is not None
-        teacher, self._taught = F.normalize(self._taught.float(), dim=1), None
+        assert self._teacher_embeddings is not None
+        teacher, self._teacher_embeddings = (
+            F.normalize(self._teacher_embeddings.float(), dim=1),
+            None,
+        )
         return {
             "train_effective_rank": effective_rank(views[0]),
             "train_teacher_effective_rank": effective_rank(teacher),

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
-from solo_ext.core.draws import LARGE, mix
+from solo_ext.core.draws import LARGE, derive_seed
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.types import FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from solo_ext.memory.clusters import ClusterPrototypes
@@ -244,7 +244,7 @@ class EStep:
             method.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
         return due
 
-    def keep(self, indices: Tensor, keys: Sequence[Tensor]) -> None:
+    def update_bank(self, indices: Tensor, keys: Sequence[Tensor]) -> None:
         """Writes the mean of each image's embeddings, unit rows (N, D) per view, to the bank."""
         if self.bank is not None:
             mean = F.normalize(torch.stack(list(keys)).mean(0), dim=1)
@@ -271,7 +271,7 @@ class EStep:
         samples = self._samples
         sample = {}
         if settings.e_step_sample is not None:
-            sample = {"sample": settings.e_step_sample, "sample_seed": mix(seed, epoch)}
+            sample = {"sample": settings.e_step_sample, "sample_seed": derive_seed(seed, epoch)}
         with propagate_rank_errors(method.device):
             # V' = f'(X): momentum features of all training data.
             features = self._features(method, samples)

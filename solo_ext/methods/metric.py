@@ -46,11 +46,11 @@ from solo_ext.methods.metric_criteria import (
 from solo_ext.methods.projected import ProjectedMethod, ProjectorKwargs
 from solo_ext.methods.registry import (
     METHODS,
-    clusters,
     fill_from_data,
     fill_method_kwargs,
     require_indices,
     require_two_views,
+    scaled_clusters,
     typed_kwargs,
 )
 
@@ -124,7 +124,7 @@ class Metric(ProjectedMethod):
         num_classes = self.prototypes.num_prototypes[0] if clustered else self.num_classes
         batch = Batch(self.num_large_crops, num_classes, dim, kwargs.mining)
         self.criterion = build_criterion(kwargs.loss, kwargs.loss_kwargs, batch)
-        self._written: tuple[Tensor, list[Tensor]] | None = None
+        self._pending_keys: tuple[Tensor, list[Tensor]] | None = None
         keep_out_of_broadcast(self)
 
     @staticmethod
@@ -172,7 +172,7 @@ class Metric(ProjectedMethod):
             ConfigError: more clusters than images.
         """
         if cfg.method_kwargs.classes == "cluster":
-            coarsest = {"clusters.num_prototypes": clusters(PUBLISHED_CLUSTERS[0])}
+            coarsest = {"clusters.num_prototypes": scaled_clusters(PUBLISHED_CLUSTERS[0])}
             fill_from_data(cfg, coarsest, images)
             if images is not None:
                 check_prototypes(cfg.method_kwargs.clusters, CLUSTERS, images)
@@ -211,7 +211,7 @@ class Metric(ProjectedMethod):
         self.criterion.step = self.global_step
         loss, metrics = self.compare(out["z"], indices, targets)
         keys = [F.normalize(z.detach().float(), dim=1) for z in out["z"][: self.num_large_crops]]
-        self._written = indices, keys
+        self._pending_keys = indices, keys
         self.step_embeddings = [z.detach() for z in out["z"]]
         metrics = {"train_metric_loss": loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
@@ -234,7 +234,7 @@ class Metric(ProjectedMethod):
         # Before the first E-step each image is a class of its own.
         classes = targets if kwargs.classes == "label" else indices
         if kwargs.classes == "cluster" and self.prototypes.epoch >= 0:
-            classes = self.prototypes.of(indices)[0]
+            classes = self.prototypes.assignments_of(indices)[0]
         views = [z.float() if z.dtype != torch.float64 else z for z in views]
         unit = [F.normalize(z, dim=1) for z in views]
         raw = kwargs.loss in OF_LENGTH if kwargs.normalize is None else not kwargs.normalize
@@ -247,9 +247,9 @@ class Metric(ProjectedMethod):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Writes the step's embeddings into the bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._written is not None:
-            self.e_step.keep(*self._written)
-        self._written = None
+        if self._pending_keys is not None:
+            self.e_step.update_bank(*self._pending_keys)
+        self._pending_keys = None
 
 
 def _check_classes(cfg: DictConfig, kind: type[Criterion]) -> None:

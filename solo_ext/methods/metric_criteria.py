@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses import LOSSES
 from solo_ext.losses.common import check_not_negative
@@ -188,7 +188,7 @@ class CropCriterion(Criterion):
 
 
 @trains("clip_loss_func")
-class ScaledPairCriterion(Criterion):
+class CLIPCriterion(Criterion):
     """Two crops and a scale: ``loss(image, text, logit_scale)``.
 
     A ``logit_scale`` above 0 fixes the scale; by default it is learned as in CLIP, from 1 / 0.07
@@ -196,7 +196,7 @@ class ScaledPairCriterion(Criterion):
 
     Example:
         >>> from solo_ext.losses import clip_loss_func
-        >>> criterion = ScaledPairCriterion(clip_loss_func, Batch(2, 5, 8))
+        >>> criterion = CLIPCriterion(clip_loss_func, Batch(2, 5, 8))
         >>> loss, metrics = criterion([torch.eye(4, 8), torch.eye(4, 8)], torch.arange(4))
         >>> loss.shape, round(metrics["train_logit_scale"].item(), 2)
         (torch.Size([]), 14.29)
@@ -221,12 +221,12 @@ class ScaledPairCriterion(Criterion):
 
 
 @trains("bilinear_info_nce_loss_func", of_length=True)
-class CriticCriterion(Criterion):
+class BilinearCriterion(Criterion):
     """Two crops under a learned bilinear critic: ``loss(query, context, weight)``.
 
     Example:
         >>> from solo_ext.losses import bilinear_info_nce_loss_func
-        >>> criterion = CriticCriterion(bilinear_info_nce_loss_func, Batch(2, 5, dim=8))
+        >>> criterion = BilinearCriterion(bilinear_info_nce_loss_func, Batch(2, 5, dim=8))
         >>> loss, _ = criterion([torch.randn(4, 8), torch.randn(4, 8)], torch.arange(4))
         >>> criterion.critic.weight.shape, loss.shape
         (torch.Size([8, 8]), torch.Size([]))
@@ -241,11 +241,12 @@ class CriticCriterion(Criterion):
 
 
 @trains("contrastive_loss_func")
-class SamenessCriterion(Criterion):
+class ContrastivePairCriterion(Criterion):
     """Pairs of an image's views, and of views of it and the next image: ``loss(x, y, same)``.
 
     Example:
-        >>> criterion = SamenessCriterion(lambda x, y, same: same.float().mean(), Batch(2, 5, 8))
+        >>> share_of_same = lambda x, y, same: same.float().mean()
+        >>> criterion = ContrastivePairCriterion(share_of_same, Batch(2, 5, 8))
         >>> criterion([torch.zeros(4, 8)] * 2, torch.tensor([0, 0, 1, 2]))  # 5 of 8 pairs
         (tensor(0.6250), {})
     """
@@ -347,7 +348,7 @@ class MarginCriterion(Criterion):
 
 
 @trains("sphereface_loss_func", of_length=True)
-class NormMarginCriterion(MarginCriterion):
+class SphereFaceCriterion(MarginCriterion):
     """As :class:`MarginCriterion`, and passes the features' length as ``feature_norm``.
 
     In optimiser step n, counted from 1, the loss is annealed by ``annealing_start / (1 + 0.12 n)``,
@@ -355,7 +356,7 @@ class NormMarginCriterion(MarginCriterion):
 
     Example:
         >>> from solo_ext.losses import sphereface_loss_func
-        >>> criterion = NormMarginCriterion(sphereface_loss_func, Batch(2, 5, 8), annealing=5.0)
+        >>> criterion = SphereFaceCriterion(sphereface_loss_func, Batch(2, 5, 8), annealing=5.0)
         >>> loss, _ = criterion([torch.randn(4, 8), torch.randn(4, 8)], torch.arange(4))
         >>> loss.shape
         torch.Size([])
@@ -477,7 +478,7 @@ def criterion_of(name: str) -> type[Criterion]:
         takes = inspect.signature(_pml_class(name)).parameters
         return ProxyCriterion if "num_classes" in takes else ModuleCriterion
     if name not in LOSSES:
-        raise ConfigError(KEY, name, "unknown loss", nearest(name, metric_losses()))
+        raise ConfigError(KEY, name, "unknown loss", suggest_name(name, metric_losses()))
     if name not in CRITERIA:
         raise ConfigError(
             KEY,
@@ -562,6 +563,6 @@ def _pml_class(name: str) -> type[Any]:
     wanted = name.removeprefix(PML)
     known = [n for n in dir(losses) if n.endswith("Loss")]
     if wanted not in known:
-        remedy = nearest(wanted, known)
+        remedy = suggest_name(wanted, known)
         raise ConfigError(KEY, name, "pytorch-metric-learning has no such loss", remedy)
     return getattr(losses, wanted)  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ MoCo v2's InfoNCE, with synthetic negatives h that are mixed from the hardest ro
     f', g' <- moving averages of f, g, and k enters the queue                   # on_train_batch_end
 
 The step is that of :class:`solo_ext.methods.contrastive.QueueContrastive`; i, j, alpha and beta are
-drawn by :class:`solo_ext.methods.negatives.DrawnMixing`. ``plain_mochi`` in
+drawn by :class:`solo_ext.methods.negatives.MixingSampler`. ``plain_mochi`` in
 :mod:`solo_ext.losses.mochi` reads like these lines; what runs is a kernel that is equal to it.
 After ``mixing.warmup_epochs``, each direction of the loss mines the queue of its key's view.
 """

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from solo_ext.core import distributed
-from solo_ext.core.draws import mix
+from solo_ext.core.draws import derive_seed
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
 from solo_ext.losses.contrastive import ContrastiveTerms, Mixing
@@ -51,14 +51,14 @@ class MixingKwargs(Section):
     warmup_epochs: NonNegativeInt = 10
 
 
-class DrawnMixing:
+class MixingSampler:
     """Draws MoCHi's mixtures by seeds that differ by step and rank and are the same after resuming.
 
     Args:
         settings: numbers of mixtures, completed by :func:`fill_num_hard`.
 
     Example:
-        >>> mixing = DrawnMixing(MixingKwargs(num_hard=4, num_pair_mixes=6, warmup_epochs=2))
+        >>> mixing = MixingSampler(MixingKwargs(num_hard=4, num_pair_mixes=6, warmup_epochs=2))
         >>> mixing.active(epoch=1), mixing.active(epoch=2)
         (False, True)
         >>> mixing.begin(seed=5, epoch=2, batch_idx=0)
@@ -78,7 +78,7 @@ class DrawnMixing:
 
     def begin(self, seed: int, epoch: int, batch_idx: int) -> None:
         """Seeds the draws of one step; ``seed`` is the run's."""
-        self._state = mix(seed, distributed.rank(), epoch, batch_idx)
+        self._state = derive_seed(seed, distributed.rank(), epoch, batch_idx)
 
     def draw(self, epoch: int, available: int, anchors: Tensor) -> Mixing | None:
         """Draws the mixtures of each anchor; ``None`` in epochs without mixtures.
@@ -92,7 +92,7 @@ class DrawnMixing:
             return None
         generator = None
         if anchors.device.type != "meta":
-            self._state = mix(self._state)
+            self._state = derive_seed(self._state)
             generator = torch.Generator(anchors.device).manual_seed(self._state)
         # A small batch may have fewer negatives than `num_hard` asks for.
         mined = max(min(self._settings.num_hard or available, available), 1)
@@ -163,7 +163,7 @@ def term_metrics(
     """
     names = {"train_hardness": "hardness"}
     if debiased:
-        names["train_clamped_fraction"] = "floored"
+        names["train_clamped_fraction"] = "clamped"
     if mixing:
         names |= {"train_mined_similarity": "mined", "train_mixed_similarity": "mixed"}
     return {

@@ -10,8 +10,8 @@ The positive of a view is the nearest neighbour of its image's other view in the
     z of the first view enters Q                                                # on_train_batch_end
 
 The step is that of :class:`solo_ext.methods.contrastive.Contrastive`. ``plain_nnclr`` in
-:mod:`solo_ext.losses.nnclr` reads like these lines; what runs is equal to it. solo-learn's ``nnclr``
-has no columns.
+:mod:`solo_ext.losses.nnclr` reads like these lines; what runs is equal to it. The ``nnclr`` of
+solo-learn has no columns.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.core.draws import draw, mix
+from solo_ext.core.draws import derive_seed, draw
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.precision import ComputeDtype, factors_dtype
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -43,12 +43,12 @@ from solo_ext.methods.e_step import (
 )
 from solo_ext.methods.registry import (
     METHODS,
-    clusters,
+    capped_queue,
     fill_from_data,
     fill_method_kwargs,
-    queue,
     require_indices,
     require_two_views,
+    scaled_clusters,
     typed_kwargs,
 )
 
@@ -142,7 +142,7 @@ class PCL(BaseMomentumMethod):
         self.e_step = EStep(settings, KEY, dim, kwargs.temperature)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
         self.step_embeddings: list[Tensor] = []
-        self._written: tuple[Tensor, list[Tensor]] | None = None
+        self._pending_keys: tuple[Tensor, list[Tensor]] | None = None
         keep_out_of_broadcast(self)
 
     @staticmethod
@@ -185,7 +185,10 @@ class PCL(BaseMomentumMethod):
         Raises:
             ConfigError: more clusters than images.
         """
-        sizes = {"num_prototypes": clusters(*PUBLISHED_CLUSTERS), "queue_size": queue(16384)}
+        sizes = {
+            "num_prototypes": scaled_clusters(*PUBLISHED_CLUSTERS),
+            "queue_size": capped_queue(16384),
+        }
         fill_from_data(cfg, sizes, images)
         if images is not None and cfg.method_kwargs.proto_weight:
             check_prototypes(cfg.method_kwargs, KEY, images)
@@ -243,7 +246,7 @@ class PCL(BaseMomentumMethod):
         # A query's key comes from the other view.
         seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
         loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
-        self._written = indices, keys
+        self._pending_keys = indices, keys
         self.step_embeddings = [v.detach() for v in queries]
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]
@@ -276,7 +279,7 @@ class PCL(BaseMomentumMethod):
             return info, metrics
         # Second term: 1/M sum_m -log exp(v.c_s / phi_s) / sum_j exp(v.c_j / phi_j), where s is
         # the cluster of the query's image.
-        s = state.of(indices)
+        s = state.assignments_of(indices)
         # Stack the views: gradients are then summed in a fixed order.
         losses, accuracy = proto_nce_terms(
             torch.stack(list(queries)),
@@ -298,15 +301,15 @@ class PCL(BaseMomentumMethod):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Moves the momentum networks, f' = m f' + (1 - m) f, then fills queue and bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._written is None:
+        if self._pending_keys is None:
             return
-        indices, keys = self._written
-        self._written = None
+        indices, keys = self._pending_keys
+        self._pending_keys = None
         keys = distributed.gather_each(keys)
         for past, key in zip(self.queues, keys, strict=True):
             cast(FeatureQueue, past).update_(key)
         if self.bank is not None:
-            # `EStep.keep` would gather the keys once more.
+            # `EStep.update_bank` would gather the keys once more.
             mean = F.normalize(torch.stack(keys).mean(0), dim=1)
             self.bank.update_(distributed.gather(indices), mean)
 
@@ -324,7 +327,7 @@ class PCL(BaseMomentumMethod):
     def draw_seed(self, batch_idx: int) -> int:
         """Seed of a step's draws: it differs between ranks and is the same after resuming."""
         place = distributed.rank(), self.current_epoch, batch_idx
-        return mix(self.cfg.get("seed") or 0, *place)
+        return derive_seed(self.cfg.get("seed") or 0, *place)
 
     def _classified(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
         """Classifies the first view alone; solo-learn's step would classify every view."""

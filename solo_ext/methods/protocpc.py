@@ -27,9 +27,9 @@ from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.projected import ProjectedMethod, ProjectedMomentumMethod, ProjectorKwargs
 from solo_ext.methods.registry import (
     METHODS,
+    capped_prototypes,
     fill_from_data,
     fill_method_kwargs,
-    prototypes,
     require_two_views,
     typed_kwargs,
 )
@@ -227,7 +227,7 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
     @staticmethod
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
         """Sets the number of prototypes from the training set if it is null."""
-        fill_from_data(cfg, {"num_prototypes": prototypes(65536)}, images)
+        fill_from_data(cfg, {"num_prototypes": capped_prototypes(65536)}, images)
 
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int

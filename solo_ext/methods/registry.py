@@ -160,31 +160,31 @@ Size = Callable[[int, int], int | list[int]]
 """Computes a default from the number of training images and the batch size."""
 
 
-def clusters(*published: int) -> Size:
+def scaled_clusters(*published: int) -> Size:
     """Scales the numbers published for ImageNet in proportion to the images; at least 2.
 
     Example:
-        >>> clusters(25000, 50000)(1400, 64)
+        >>> scaled_clusters(25000, 50000)(1400, 64)
         [27, 55]
     """
     return lambda images, batch: [max(2, round(k * images / IMAGENET)) for k in published]
 
 
-def queue(published: int) -> Size:
+def capped_queue(published: int) -> Size:
     """The published size, or if fewer, whole batches (at least one) of one in ``SHARE`` images.
 
     Example:
-        >>> queue(16384)(1400, 64)
+        >>> capped_queue(16384)(1400, 64)
         128
     """
     return lambda images, batch: min(published, max(1, images // SHARE // batch) * batch)
 
 
-def prototypes(published: int) -> Size:
+def capped_prototypes(published: int) -> Size:
     """The published number, at most one per ``SHARE`` images; at least 2.
 
     Example:
-        >>> prototypes(65536)(1400, 64)
+        >>> capped_prototypes(65536)(1400, 64)
         175
     """
     return lambda images, batch: min(published, max(2, images // SHARE))
@@ -203,7 +203,7 @@ def fill_from_data(cfg: DictConfig, sizes: Mapping[str, Size], images: int | Non
 
     Example:
         >>> cfg = example_config("pcl", queue_size=None)
-        >>> fill_from_data(cfg, {"queue_size": queue(16384)}, images=1400)
+        >>> fill_from_data(cfg, {"queue_size": capped_queue(16384)}, images=1400)
         >>> cfg.method_kwargs.queue_size
         172
     """

@@ -37,13 +37,13 @@ from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.distillation import Distillation, DistillationKwargs
 from solo_ext.methods.negatives import (
-    DrawnMixing,
     MixingKwargs,
+    MixingSampler,
     fill_num_hard,
     queue_metrics,
     term_metrics,
 )
-from solo_ext.methods.registry import METHODS, fill_from_data, queue
+from solo_ext.methods.registry import METHODS, capped_queue, fill_from_data
 
 
 class SEEDKwargs(DistillationKwargs):
@@ -143,8 +143,8 @@ class SEED(Distillation):
         queues = (FeatureQueue(size, self.embed_dim) for _ in range(count) if size)
         self.queues = nn.ModuleList(queues)
         self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
-        self._mixing = DrawnMixing(kwargs.mixing)
-        self._written: list[Tensor] | None = None
+        self._mixing = MixingSampler(kwargs.mixing)
+        self._pending_keys: list[Tensor] | None = None
         keep_out_of_broadcast(self)
 
     @classmethod
@@ -160,7 +160,7 @@ class SEED(Distillation):
     def fill_sizes(cfg: DictConfig, images: int | None = None) -> None:
         """Sets the queue's size from the training set if a queue is needed and its size is null."""
         if _is_queued(cfg.method_kwargs):
-            fill_from_data(cfg, {"queue_size": queue(65536)}, images)
+            fill_from_data(cfg, {"queue_size": capped_queue(65536)}, images)
 
     @property
     def num_targets(self) -> int:
@@ -219,7 +219,7 @@ class SEED(Distillation):
         if len(self.queues):
             metrics |= queue_metrics("queue", cast(FeatureQueue, self.queues[0]))
         # Queue one large and one small crop, so that every image has one row per queue.
-        self._written = [targets[0], *targets[large : large + 1]]
+        self._pending_keys = [targets[0], *targets[large : large + 1]]
         return loss, metrics
 
     def _mean_over(
@@ -264,11 +264,11 @@ class SEED(Distillation):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Writes the teacher's embeddings into the queues."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._written is None:
+        if self._pending_keys is None:
             return
-        for past, keys in zip(self.queues, self._written, strict=False):
+        for past, keys in zip(self.queues, self._pending_keys, strict=False):
             cast(FeatureQueue, past).update_(distributed.gather(keys))
-        self._written = None
+        self._pending_keys = None
 
 
 def _is_queued(kwargs: Any) -> bool:

@@ -17,7 +17,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from solo_ext.core.errors import ConfigError, UserError, first_line, nearest
+from solo_ext.core.errors import ConfigError, UserError, first_line, suggest_name
 from solo_ext.host.backbones import PREFIX
 from solo_ext.pretrained.files import (
     check_fit,
@@ -56,7 +56,9 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
     bare, _, tag = model.partition(".")
     tags = [m.partition(".")[2] for m in timm.list_pretrained(f"{bare}.*")]
     if tag and tag not in tags:
-        raise ConfigError(f"{KEY}.model", name, f"timm has no weights {tag!r}", nearest(tag, tags))
+        raise ConfigError(
+            f"{KEY}.model", name, f"timm has no weights {tag!r}", suggest_name(tag, tags)
+        )
     network: Any
     notes: list[str] = []
     if source.path is None:
@@ -105,12 +107,12 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
     given, kwargs = str(source.model), source.model_kwargs
     name, _, tag = given.partition(":")
     if name not in _torchvision_names():
-        known = nearest(name, _torchvision_names())
+        known = suggest_name(name, _torchvision_names())
         raise ConfigError(f"{KEY}.model", given, "unknown architecture", known)
     entries: Any = torchvision.models.get_model_weights(name)
     tags = [entry.name for entry in entries]
     if tag and tag not in tags:
-        remedy = nearest(tag, tags)
+        remedy = suggest_name(tag, tags)
         raise ConfigError(f"{KEY}.model", given, f"torchvision has no weights {tag!r}", remedy)
     weights = entries[tag] if tag else entries.DEFAULT
     notes: list[str] = []
@@ -243,7 +245,10 @@ def _timm_name(name: str) -> str:
     if not timm.is_model(bare):
         known = timm.list_models() if name.startswith(PREFIX) else _torchvision_names()
         raise ConfigError(
-            f"{KEY}.model", name, "unknown architecture", f"{nearest(bare, known)}; or timm/<model>"
+            f"{KEY}.model",
+            name,
+            "unknown architecture",
+            f"{suggest_name(bare, known)}; or timm/<model>",
         )
     return bare
 

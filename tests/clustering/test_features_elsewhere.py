@@ -110,17 +110,17 @@ def test_a_gpu_reads_a_file(backend: str, small: Callable[[], None], tmp_path: P
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """Which parts of the rows are read, first and last, call by call."""
     seen: list[tuple[int, int]] = []
-    taken = rows.taken
+    read_rows = rows.read_rows
 
     def noted(features: Tensor, which: slice | Tensor, device: torch.device) -> Tensor:
         if len(features) == 3000 and isinstance(which, slice):
             seen.append((which.start, min(which.stop, 3000)))
         elif len(features) == 3000 and len(which):
             seen.append((int(which[0]), int(which[-1]) + 1))
-        return taken(features, which, device)
+        return read_rows(features, which, device)
 
-    monkeypatch.setattr("solo_ext.clustering.lloyd.taken", noted)
-    monkeypatch.setattr("solo_ext.clustering.rows.taken", noted)
+    monkeypatch.setattr("solo_ext.clustering.lloyd.read_rows", noted)
+    monkeypatch.setattr("solo_ext.clustering.rows.read_rows", noted)
     yield seen
     monkeypatch.undo()
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from solo_ext.config.check import check_method_kwargs, check_run, trainer_arguments
-from solo_ext.core.errors import ConfigError, UserError, nearest
+from solo_ext.core.errors import ConfigError, UserError, suggest_name
 from solo_ext.core.types import PositiveInt, ProbabilityBelowOne, Section
 from tests.config.conftest import VALID
 
@@ -205,11 +205,11 @@ def test_errors_are_one_line() -> None:
 
 def test_nearest() -> None:
     names = ("simclr", "simsiam", "byol")
-    assert nearest("SimCLR", names) == "did you mean 'simclr'? allowed: byol, simclr, simsiam"
-    assert nearest("qq", names, show=2) == "allowed: byol, simclr, ... (3 in all)"
-    assert nearest("byoll", names, show=0) == "did you mean 'byol'?"
-    assert nearest("qq", names, show=0) == ""
-    assert nearest("x", ()) == "nothing is allowed here"
+    assert suggest_name("SimCLR", names) == "did you mean 'simclr'? allowed: byol, simclr, simsiam"
+    assert suggest_name("qq", names, show=2) == "allowed: byol, simclr, ... (3 in all)"
+    assert suggest_name("byoll", names, show=0) == "did you mean 'byol'?"
+    assert suggest_name("qq", names, show=0) == ""
+    assert suggest_name("x", ()) == "nothing is allowed here"
 
 
 GARBAGE = st.recursive(

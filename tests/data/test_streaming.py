@@ -22,7 +22,7 @@ import pytest
 from torchvision.transforms import ToTensor
 
 from solo_ext.config.schema import Augmentation
-from solo_ext.core.draws import mix, permutation
+from solo_ext.core.draws import derive_seed, permutation
 from solo_ext.data import shards as sharded
 from solo_ext.data.convert import convert
 from solo_ext.data.images import class_names, images_fingerprint, open_images
@@ -211,7 +211,9 @@ def test_the_order_is_that_of_lanes(at_once: int) -> None:
     size, count = 16, len(held)
     sequence: list[int] = []
     for number in permutation(count, seed)(np.arange(count)).tolist():
-        within = permutation(len(held[number]), mix(seed, number))(np.arange(len(held[number])))
+        within = permutation(len(held[number]), derive_seed(seed, number))(
+            np.arange(len(held[number]))
+        )
         sequence += held[number][within].tolist()
     lanes = min(at_once, count)
     cut: list[list[int]] = []

@@ -186,7 +186,7 @@ def check(given: list[Tensor], temperature: float, estimator: NegativeEstimator,
     assert two_view_fits(given[0], 1 / temperature, estimator.beta)
     found, batch = two_view_terms(*given, temperature, estimator), batch_of_views(given)
     expected = contrastive(**batch._asdict(), estimator=estimator, temperature=temperature)
-    for name in ("loss", "losses", "floored", "hardness", "mined", "mixed"):
+    for name in ("loss", "losses", "clamped", "hardness", "mined", "mixed"):
         one, two = getattr(found, name), getattr(expected, name)
         assert one.requires_grad == (name == "loss")
         torch.testing.assert_close(one, two, rtol=tol, atol=tol, equal_nan=True, msg=name)
@@ -223,7 +223,7 @@ def test_two_views_in_single_precision_on_the_floor_and_off_it(beta: float) -> N
     single = [z.detach().float().requires_grad_() for z in views(24, 16, noise=0.3)]
     for tau_plus, temperature in ((0.0, 0.2), (0.1, 0.5), (0.6, 0.3)):
         found = check(single, temperature, NegativeEstimator(tau_plus, beta), 2e-5)
-    assert found.floored > 0
+    assert found.clamped > 0
 
 
 def test_rows_without_a_direction() -> None:

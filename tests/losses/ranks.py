@@ -86,7 +86,7 @@ Loss = Callable[[Given, float], Tensor | Found]
 def pair(estimator: NegativeEstimator) -> Loss:
     def loss(g: Given, t: float) -> Found:
         terms = two_view_terms(*g.views[:2], t, estimator)
-        return terms.loss, terms.floored
+        return terms.loss, terms.clamped
 
     return loss
 
@@ -95,7 +95,7 @@ def of_views(estimator: NegativeEstimator, mixes: bool = False) -> Loss:
     def loss(g: Given, t: float) -> Found:
         batch, mixing = batch_of_views(g.views)._asdict(), g.mixing(VIEWS) if mixes else None
         terms = contrastive(**batch, estimator=estimator, mixing=mixing, temperature=t)
-        return terms.loss, terms.floored
+        return terms.loss, terms.clamped
 
     return loss
 
@@ -104,7 +104,7 @@ def nnclr(symmetric: bool, estimator: NegativeEstimator = PLAIN, mixes: bool = F
     def loss(g: Given, t: float) -> Found:
         mixing = g.mixing(1) if mixes else None
         found, rows = nnclr_terms(*g.views[:2], t, symmetric, estimator, mixing)
-        return found, rows.floored
+        return found, rows.clamped
 
     return loss
 

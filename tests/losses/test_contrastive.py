@@ -33,7 +33,7 @@ N, K, D, HARD = 3, 8, 4, 3
 ESTIMATORS = {
     "plain": PLAIN,
     "debiased": NegativeEstimator(0.1),
-    "mostly floored": NegativeEstimator(0.6),
+    "mostly clamped": NegativeEstimator(0.6),
     "concentrated": NegativeEstimator(0.0, 1.5),
     "hard": NegativeEstimator(0.1, 0.7),
     "hard, detached": NegativeEstimator(0.2, 0.7, detach_weights=True),
@@ -45,7 +45,7 @@ class Expected(NamedTuple):
     """What the formulas say."""
 
     losses: Tensor
-    floored: float
+    clamped: float
     hardness: float
     mined: float
     mixed: float
@@ -84,7 +84,7 @@ def reference(
     temperature: float,
 ) -> Expected:
     """The loss by its formulas, on scalars that carry a gradient."""
-    losses, floored, hardness, mined, mixed = [], [], [], [], []
+    losses, clamped, hardness, mined, mixed = [], [], [], [], []
     for row, anchor in enumerate(anchors):
         excluded = [] if own is None else own[row].tolist()
         negatives = [c for k, c in enumerate(candidates) if k not in excluded]
@@ -102,12 +102,12 @@ def reference(
         )
         estimate = (negative - estimator.tau_plus * positive) / (1 - estimator.tau_plus)
         floor = torch.tensor(math.exp(-1 / temperature), dtype=anchors.dtype)
-        floored.append(bool(estimate <= floor))
-        estimate = floor if floored[-1] else estimate
+        clamped.append(bool(estimate <= floor))
+        estimate = floor if clamped[-1] else estimate
         hardness.append(temperature * estimate.detach().log())
         mass = len(negatives) * estimate
         losses.append(torch.stack([-(s.exp() / (s.exp() + mass)).log() for s in targets]))
-    return Expected(torch.stack(losses), mean(floored), mean(hardness), mean(mined), mean(mixed))
+    return Expected(torch.stack(losses), mean(clamped), mean(hardness), mean(mined), mean(mixed))
 
 
 def unit(*shape: int, generator: torch.Generator) -> Tensor:
@@ -126,7 +126,7 @@ def check(found: Any, expected: Expected, inputs: list[Tensor]) -> None:
     """Compares values, and the gradients of the mean."""
     torch.testing.assert_close(found.loss, expected.losses.mean(), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(found.losses, expected.losses.detach(), rtol=1e-10, atol=1e-12)
-    for name in ("floored", "hardness", "mined", "mixed"):
+    for name in ("clamped", "hardness", "mined", "mixed"):
         value = getattr(found, name)
         assert not value.requires_grad
         assert value.item() == pytest.approx(getattr(expected, name), rel=1e-9, nan_ok=True), name
@@ -272,7 +272,7 @@ def test_no_negatives_give_a_zero_on_the_graph(pool: str) -> None:
         mixing=Mixing(4, draw_mixes(anchors, 4, 2, 2)),
         temperature=0.1,
     )
-    assert terms.loss.item() == terms.floored.item() == 0
+    assert terms.loss.item() == terms.clamped.item() == 0
     assert torch.equal(terms.losses, torch.zeros(2, 3, dtype=torch.float64))
     assert all(math.isnan(value) for value in terms[3:])
     for gradient in torch.autograd.grad(terms.loss, [anchors, positives, candidates]):
@@ -327,7 +327,7 @@ def test_floored_anchors_do_not_push_their_negatives(estimator: NegativeEstimato
     """On the floor only the positive is left: the gradient is that of a loss without negatives."""
     views = make_views(6, 16, noise=0.05)
     terms = two_view_terms(views[0], views[1], 0.1, estimator)
-    assert terms.floored.item() == 1
+    assert terms.clamped.item() == 1
     positive = F.cosine_similarity(*views) / 0.1
     alone = F.softplus(math.log(10) - 1 / 0.1 - positive).mean()
     torch.testing.assert_close(terms.loss, alone, rtol=1e-6, atol=0)
@@ -340,9 +340,9 @@ def test_only_floored_anchors_lose_their_negatives() -> None:
     positive = torch.tensor([9.0, 1.0, 9.0, 0.0], dtype=torch.float64, requires_grad=True)
     logits = torch.tensor([[-1.0, 0.5]] * 3 + [[2.0, 8.0]], dtype=torch.float64, requires_grad=True)
     lse = logits.logsumexp(1).unsqueeze(0)
-    mass, floored = NegativeEstimator(0.2)(lse, positive.unsqueeze(1), 2, 0.1)
-    assert floored.tolist() == [True, False, True, False]
-    assert mass[floored].tolist() == pytest.approx([math.log(2) - 10.0] * 2)
+    mass, clamped = NegativeEstimator(0.2)(lse, positive.unsqueeze(1), 2, 0.1)
+    assert clamped.tolist() == [True, False, True, False]
+    assert mass[clamped].tolist() == pytest.approx([math.log(2) - 10.0] * 2)
     F.softplus(mass - positive).mean().backward()
     assert logits.grad is not None
     assert positive.grad is not None

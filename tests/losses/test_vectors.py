@@ -95,7 +95,7 @@ def test_debiased(case: Case, dtype: torch.dtype, tolerance: float) -> None:
     gradients_close(loss, views, [case["grad_z1"], case["grad_z2"]], tolerance)
     terms = two_view_terms(*views, temperature, NegativeEstimator(tau_plus))
     close(terms.losses[:, 0], case["per_anchor"], tolerance)
-    close(terms.floored, sum(case["clamped"]) / len(case["clamped"]), tolerance)
+    close(terms.clamped, sum(case["clamped"]) / len(case["clamped"]), tolerance)
     # The cosine at which N samples together weigh what the estimate says.
     hardness = temperature * (torch.tensor(case["Ng"], dtype=torch.float64) / case["N"]).log()
     close(terms.hardness, hardness.mean(), tolerance)
@@ -116,7 +116,7 @@ def test_debiased_with_several_samples_of_the_positive(
         anchor, samples.unsqueeze(0), negatives, estimator=estimator, temperature=temperature
     )
     close(terms.losses[0, 0], case["loss"], tolerance)
-    assert terms.floored == (case["g_raw"] < math.exp(-1 / temperature))
+    assert terms.clamped == (case["g_raw"] < math.exp(-1 / temperature))
     close((terms.hardness.double() / temperature).exp(), case["g"], tolerance)
 
 
@@ -133,7 +133,7 @@ def test_hard_negative(case: Case, detached: bool, dtype: torch.dtype, tolerance
     gradients_close(loss, views, expected, tolerance)
     terms = two_view_terms(*views, case["temperature"], NegativeEstimator(*settings))
     close(terms.losses[:, 0], case["per_anchor"], tolerance)
-    close(terms.floored, sum(case["clamped"]) / len(case["clamped"]), tolerance)
+    close(terms.clamped, sum(case["clamped"]) / len(case["clamped"]), tolerance)
 
 
 @DTYPES

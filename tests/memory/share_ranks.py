@@ -79,7 +79,7 @@ def everything() -> dict[str, Any]:
     weights = ClassWeights(CLUSTERS, D)
     held = nn.ModuleDict({"prototypes": state, "bank": banks()[-1]})
     return {
-        "of": [state.of(own(torch.tensor(batch))) for batch in BATCHES],
+        "of": [state.assignments_of(own(torch.tensor(batch))) for batch in BATCHES],
         "banks": [bank.state_dict() for bank in banks()],
         "rows": len(state.assignments[0]),
         "state": held.state_dict(),
@@ -95,7 +95,11 @@ def continued(folder: str) -> dict[str, Any]:
     held.load_state_dict(torch.load(Path(folder) / "alone.pt"))
     prototypes: Any = held["prototypes"]
     batch = own(torch.tensor(BATCHES[1]))
-    return {"of": prototypes.of(batch), "epoch": prototypes.epoch, "state": held.state_dict()}
+    return {
+        "of": prototypes.assignments_of(batch),
+        "epoch": prototypes.epoch,
+        "state": held.state_dict(),
+    }
 
 
 def run(rank: int, folder: str) -> None:

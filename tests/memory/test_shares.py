@@ -109,6 +109,6 @@ def test_no_look_up_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
             held.to("cuda")
         samples = torch.empty(6, dtype=torch.long, device="cuda")
         rows = torch.empty(24, 8, device="cuda")
-        assert state.of(samples).shape == (2, 6)
-        assert cost_of(lambda: state.of(samples)).waits == []
+        assert state.assignments_of(samples).shape == (2, 6)
+        assert cost_of(lambda: state.assignments_of(samples)).waits == []
         assert cost_of(lambda: bank.update_(gathered(samples), rows)).waits == []

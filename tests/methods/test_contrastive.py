@@ -126,7 +126,7 @@ def by_definition(
         seen += terms if direction.mixes else []
     assert not left
     names = {"hardness": "hardness"}
-    names |= {"floored": "clamped_fraction"} if kwargs.tau_plus else {}
+    names |= {"clamped": "clamped_fraction"} if kwargs.tau_plus else {}
     names |= {"mined": "mined_similarity", "mixed": "mixed_similarity"} if draws else {}
     means = {k: torch.stack([getattr(t, k) for t in seen]).mean().item() for k in names}
     return loss, {f"train_{name}": means[key] for key, name in names.items()}

@@ -53,7 +53,7 @@ def test_step_is_the_sum_of_its_terms(build: Build, symmetric: bool, drawn: int 
     keys = [F.normalize(method.embed(view), dim=1) for view in views]
     info = [info_nce_loss_func(z[q], keys[k], queue.value, 0.2) for q, k, queue in directions]
     proto = []
-    every = method.prototypes.of(indices)
+    every = method.prototypes.assignments_of(indices)
     of_all = method._negatives(every, method.draw_seed(0))
     for m, ids in enumerate(every):
         negatives = None if of_all is None else of_all[m]

@@ -15,7 +15,7 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.methods import METHODS, PCL, HardNegative, Metric, MoCHi
 from solo_ext.methods.contrastive import Preset
 from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
-from solo_ext.methods.negatives import DrawnMixing, MixingKwargs
+from solo_ext.methods.negatives import MixingKwargs, MixingSampler
 
 MakeConfig = Callable[..., dict[str, Any]]
 CONTRASTIVE = Preset(ContrastiveKwargs)
@@ -313,7 +313,7 @@ def test_shipped_configs_name_what_there_is(name: str) -> None:
 
 
 def test_mixing_that_never_begins_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    mixing = DrawnMixing(MixingKwargs(num_pair_mixes=4, warmup_epochs=1))
+    mixing = MixingSampler(MixingKwargs(num_pair_mixes=4, warmup_epochs=1))
     mixing.warn_of_late_start(OmegaConf.create({"max_epochs": 2}))
     assert caplog.messages == []
     mixing.warn_of_late_start(OmegaConf.create({"max_epochs": 1}))

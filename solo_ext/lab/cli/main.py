@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from solo_ext import __version__
-from solo_ext.core.errors import UserError, in_one_line, nearest
+from solo_ext.core.errors import UserError, in_one_line, suggest_name
 
 _path = os.path.expanduser
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
                 break
             name = word.partition("=")[0]
             if _OPTION.match(word) and name not in known:
-                self.error(f"unknown option {name!r}; {nearest(name, known)}")
+                self.error(f"unknown option {name!r}; {suggest_name(name, known)}")
         found, rest = super().parse_known_args(words, namespace)
         if "overrides" in found and self._subparsers is None:
             # argparse fills a list of positionals only once, before the first option.
@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
         choices = [str(c) for a in self._actions if a.choices for c in a.choices]
         if wrong := re.match(r"argument (?:--)?(\w+): invalid choice: '(.*?)'", message):
             kind, given = wrong.groups()
-            message = f"unknown {kind.lower()} {given!r}; {nearest(given, choices)}"
+            message = f"unknown {kind.lower()} {given!r}; {suggest_name(given, choices)}"
         elif "arguments are required: COMMAND" in message:
             message = f"a command is missing; allowed: {', '.join(sorted(choices))}"
         elif "arguments are required" in message:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Subset
 from solo_ext.config.schema import DALI, CommonConfig, Crop
 from solo_ext.config.schema import Images as ImagesSection
 from solo_ext.core import distributed
-from solo_ext.core.errors import ConfigError, first_line, nearest
+from solo_ext.core.errors import ConfigError, first_line, suggest_name
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.images import Split, class_names, images_fingerprint, open_images
 from solo_ext.data.loaders import FixedLoader, fixed_loader
@@ -308,7 +308,7 @@ def same_classes(train: Images, val: Images, val_path: str) -> None:
     """
     ours, theirs = class_names(train), class_names(val)
     if extra := sorted(set(theirs) - set(ours)):
-        problem, remedy = "is not among the training classes", nearest(extra[0], ours)
+        problem, remedy = "is not among the training classes", suggest_name(extra[0], ours)
     elif theirs != ours[: len(theirs)]:
         extra = sorted(set(ours) - set(theirs))
         problem, remedy = "is missing, which would shift the labels", "add it, one image is enough"

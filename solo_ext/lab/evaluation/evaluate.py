@@ -12,7 +12,7 @@ from pydantic import Field, create_model
 
 from solo_ext.config.check import validated
 from solo_ext.config.schema import Format, Free, HuggingFace, Streaming
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.core.types import Section
 from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
 from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot
@@ -167,7 +167,7 @@ def evaluate(
     (2, [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}])
     """
     if protocol not in PROTOCOLS:
-        names = nearest(protocol, (*PROTOCOLS, SUITE), show=40)
+        names = suggest_name(protocol, (*PROTOCOLS, SUITE), show=40)
         raise ConfigError("protocol", protocol, "unknown protocol", names)
     shared, own = read_settings(PROTOCOLS[protocol], settings or {})
     context = open_context(str(path), shared, progress)

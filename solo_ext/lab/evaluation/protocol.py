@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.config.check import validated
-from solo_ext.core.errors import ConfigError, nearest
+from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.core.types import Section
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import Features
@@ -117,11 +117,13 @@ def protocols_of(
     """
     for name in names:
         if name not in kinds:
-            raise ConfigError("protocols", name, "not possible here", nearest(name, kinds))
+            raise ConfigError("protocols", name, "not possible here", suggest_name(name, kinds))
     for name in settings:
         if name not in names:
             problem = "not among the protocols"
-            raise ConfigError(f"{prefix}.{name}", settings[name], problem, nearest(name, names))
+            raise ConfigError(
+                f"{prefix}.{name}", settings[name], problem, suggest_name(name, names)
+            )
     return {
         name: validated(kinds[name], settings.get(name, {}), prefix=f"{prefix}.{name}")
         for name in dict.fromkeys(names)

@@ -31,7 +31,7 @@ from torchvision.models import ResNet
 
 from solo_ext import __version__
 from solo_ext.config.schema import Augmentation, Chance, Seed, View
-from solo_ext.core.draws import mix
+from solo_ext.core.draws import derive_seed
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import atomic_write, refuse_link
 from solo_ext.core.types import LearningRate, NonNegativeFloat, PositiveInt, ProbabilityBelowOne
@@ -178,7 +178,7 @@ class SupervisedProtocol(Protocol):
             loader.order.set_epoch(epoch)
             module.train()
             total = torch.zeros((), device=device)
-            with _seeded(mix(self.seed, epoch)):
+            with _seeded(derive_seed(self.seed, epoch)):
                 for step, (indices, (views,), targets) in enumerate(loader, start=epoch * steps):
                     schedule.step_update(step)
                     optimizer.zero_grad()

@@ -16,7 +16,7 @@ from solo_ext.config.check import validated
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.config.schema import Free, Seed
 from solo_ext.config.untrusted import read_yaml
-from solo_ext.core.errors import ConfigError, UserError, first_line, nearest
+from solo_ext.core.errors import ConfigError, UserError, first_line, suggest_name
 from solo_ext.core.files import config_root, is_file
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from solo_ext.data.digits import add_resolvers
@@ -194,14 +194,14 @@ class BenchmarkSettings(Section):
         """Refuses the name of a row that does not exist."""
         for name in names:
             if name not in self.rows:
-                raise ConfigError(key, name, "no such row", nearest(name, self.rows, show=40))
+                raise ConfigError(key, name, "no such row", suggest_name(name, self.rows, show=40))
 
     def _check_measure(self, key: str, measure: str) -> None:
         """Refuses a score that no protocol gives; names start with the protocol: ``knn_acc5``."""
         protocols = self.evaluation
         if not any(measure == p or measure.startswith(f"{p}_") for p in protocols):
             problem = "no protocol of the evaluation gives it"
-            raise ConfigError(key, measure, problem, nearest(measure, protocols))
+            raise ConfigError(key, measure, problem, suggest_name(measure, protocols))
 
     def seeds_of(self, row: str) -> list[int]:
         """Seeds of a row's runs; the teacher has only seed 0, because all students share it."""
@@ -232,7 +232,7 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
     if file.suffix not in (".yaml", ".yml"):
         file = config_root() / "solo_ext" / "benchmark" / f"{name}.yaml"
     if not is_file(file):
-        remedy = nearest(name, shipped_benchmarks(), show=40)
+        remedy = suggest_name(name, shipped_benchmarks(), show=40)
         raise ConfigError("CONFIG", name, "no such benchmark", remedy)
     given = read_yaml(file)
     if not isinstance(given, dict):

@@ -20,7 +20,7 @@ from torch import nn
 from solo_ext import host
 from solo_ext.config.check import check_method_kwargs, check_run, validated
 from solo_ext.config.schema import DALI, OPTIMIZER_KWARGS, Data, Momentum, RandomErasing, RunConfig
-from solo_ext.core.errors import ConfigError, first_line, nearest
+from solo_ext.core.errors import ConfigError, first_line, suggest_name
 from solo_ext.data.images import class_names, open_images
 from solo_ext.data.reading import Images
 from solo_ext.data.transforms import STATISTICS
@@ -174,7 +174,7 @@ def _method(loaded: host.Host, name: str) -> type[Any]:
             f"solo-learn {loaded.info.generation} does not have it, only its main branch does",
             "put a checkout of main on PYTHONPATH, or choose another method",
         )
-    raise ConfigError("method", name, "unknown method", nearest(name, usable, show=40))
+    raise ConfigError("method", name, "unknown method", suggest_name(name, usable, show=40))
 
 
 def _momentum(run: RunConfig, method: type[Any]) -> Momentum | None:
@@ -250,7 +250,7 @@ def _checked_optimizer_kwargs(run: RunConfig) -> dict[str, Any]:
     optimizer = run.optimizer
     name, known = optimizer.name, host.BaseMethod._OPTIMIZERS
     if name not in known:
-        raise ConfigError("optimizer.name", name, "unknown optimiser", nearest(name, known))
+        raise ConfigError("optimizer.name", name, "unknown optimiser", suggest_name(name, known))
     if name not in OPTIMIZER_KWARGS:
         # A fork of solo-learn has added this optimiser.
         return optimizer.kwargs
@@ -407,5 +407,5 @@ def _dry_run(run: Callable[[A], R], argument: A) -> R:
 def _unknown_argument(model: nn.Module, key: str, kwargs: Mapping[str, Any]) -> ConfigError:
     parameters = inspect.signature(type(model).__init__).parameters.values()
     valid = {p.name for p in parameters if p.default is not p.empty} | {"small_stem"}
-    remedy = nearest(key, valid - _FIXED, show=40)
+    remedy = suggest_name(key, valid - _FIXED, show=40)
     return ConfigError(f"backbone.kwargs.{key}", kwargs[key], "unknown key", remedy)

@@ -27,7 +27,7 @@ from solo_ext.core.errors import (
     StoppedBySignal,
     UserError,
     disk_trouble,
-    logged,
+    log_traceback,
 )
 from solo_ext.core.files import locked, write_text
 from solo_ext.data.folders import ImageFiles
@@ -228,11 +228,11 @@ def _method(prepared: Prepared) -> Any:
             raise ConfigError(
                 "backbone.kwargs.pretrained",
                 True,
-                f"its weights cannot be fetched ({logged(error)})",
+                f"its weights cannot be fetched ({log_traceback(error)})",
                 "see to the connection, or leave it out",
             ) from error
         raise UserError(
-            f"method {prepared.run.method!r} cannot be built: {logged(error)}"
+            f"method {prepared.run.method!r} cannot be built: {log_traceback(error)}"
         ) from error
 
 
@@ -315,7 +315,7 @@ def _explained(
     no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if not (held or state.batches or several or no_memory):
         # No step was trained and no checkpoint exists, so the config itself cannot be trained.
-        return UserError(f"the first step of training fails: {logged(error)}")
+        return UserError(f"the first step of training fails: {log_traceback(error)}")
     return None
 
 
