@@ -23,7 +23,7 @@ def test_loads_clusters_of_an_earlier_checkpoint() -> None:
     held.load_state_dict(state)
     assert held.assignments.dtype == torch.int32
     assert held.state_dict()["assignments"].tolist() == found.tolist()
-    looked_up = held.of(torch.tensor([2, 2, 0]))
+    looked_up = held.assignments_of(torch.tensor([2, 2, 0]))
     assert looked_up.dtype == torch.int64
     assert looked_up.tolist() == [[1, 1, 2], [0, 0, 1]]
 
