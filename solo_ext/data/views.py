@@ -120,7 +120,7 @@ def shard_order(starts: Integers, seed: int, at_once: int) -> Callable[[Integers
 
     Args:
         starts: (S + 1,) first sample of every shard, and the number of samples.
-        seed: as :func:`~solo_ext.core.draws.mix` returns it.
+        seed: as :func:`~solo_ext.core.draws.derive_seed` returns it.
         at_once: number of lanes; at most S are used.
 
     Returns:
