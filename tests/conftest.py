@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -124,6 +125,11 @@ def made_images(root: Path) -> Path:
             pixels = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.png")
     return root
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    """Every line of a file, where ``read_jsonl`` would skip one that is no JSON."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def packed(folder: Path, file: Path) -> Path:

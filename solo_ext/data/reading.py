@@ -278,7 +278,7 @@ def read_sample(images: Images, index: int) -> tuple[int, Item]:
 
 
 def max_consecutive_unreadable(images: Images) -> int:
-    """Number of samples in a row of which one must be readable: those of 100 files.
+    """Most unreadable samples in a row: those of :data:`MAX_CONSECUTIVE_UNREADABLE` files.
 
     >>> max_consecutive_unreadable([("an image", 2), ("another", 0)])
     2

@@ -11,6 +11,7 @@ and the M-step for every batch, x and x' two views of an image::
     v = f(x), v' = f'(x'), unit rows                                          training_step
     info = -log exp(v.v'/T) / sum_j exp(v.v'_j/T), v' and the queue  Eq. 11   contrast
     proto = 1/M sum_m -log exp(v.c_s/phi_s) / sum_j exp(v.c_j/phi_j) Eq. 11   contrast
+    loss = info + proto_weight proto                                 Eq. 11   contrast
     f' <- m f' + (1 - m) f, and v' enters the queue                           on_train_batch_end
 """
 

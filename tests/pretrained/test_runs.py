@@ -120,6 +120,7 @@ def test_files_that_are_no_checkpoint(run: Path) -> None:
     for content, says in (
         ([1, 2], "holds a list"),
         ({"state_dict": None}, "no Lightning checkpoint"),
+        ({"state_dict": {}, "epoch": "last"}, "no Lightning checkpoint, or a damaged one"),
         ({"state_dict": {"head.weight": torch.zeros(1)}}, "holds no backbone"),
     ):
         torch.save(content, file)

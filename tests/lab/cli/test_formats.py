@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision import datasets
 
-from solo_ext.core.files import read_jsonl
-from tests.conftest import packed
+from tests.conftest import json_lines, packed
 from tests.lab.cli.conftest import Command, document
 
 CLASSES, PER_CLASS, BATCH = ("ant", "bee", "cat"), {"train": 12, "val": 5}, 16
@@ -55,7 +54,7 @@ def measured(
     measure = ("eval", "knn", str(run), "k=[1,20]", "temperature=[0.07]", "--json")
     record: dict[str, Any] = document(command(*measure))
     assert json.loads((run / "eval_knn.json").read_text()) == record
-    return record, read_jsonl(run / "metrics.jsonl")
+    return record, json_lines(run / "metrics.jsonl")
 
 
 def images(split: str) -> list[tuple[str, str, bytes]]:

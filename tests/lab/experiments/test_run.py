@@ -29,7 +29,7 @@ from solo_ext.lab.experiments.settings import checked_benchmark
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests import forks
 from tests.attack.world import settings as tiny_run
-from tests.conftest import made_images
+from tests.conftest import json_lines, made_images
 from tests.lab.experiments.conftest import TINY, in_this_process
 
 
@@ -244,7 +244,7 @@ def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
     assert record["epochs"] == 2
     (folder,) = tmp_path.glob("out/runs/*")
     # 280 images: four batches of 32 for each process, which share the batch of 64.
-    assert [line["images"] for line in read_jsonl(folder / "epochs.jsonl")] == [256, 256]
+    assert [line["images"] for line in json_lines(folder / "epochs.jsonl")] == [256, 256]
 
 
 def test_a_further_node_leaves_a_baseline_to_the_first(

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from solo_ext.core.files import read_jsonl
 from solo_ext.lab.experiments import records
 from solo_ext.lab.experiments.records import CLAIMS, note_hypotheses, times_written
 from solo_ext.lab.experiments.results import Estimate, Place, Results, estimate, read_results
 from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.verdicts import Verdict, verdicts
+from tests.conftest import json_lines
 from tests.lab.experiments.report_records import (
     noted,
     record,
@@ -156,7 +156,7 @@ def test_every_data_set_and_budget_has_a_verdict() -> None:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return read_jsonl(folder / CLAIMS)
+    return json_lines(folder / CLAIMS)
 
 
 def noted_on(folder: Path, given: Any, written: str) -> None:

@@ -15,10 +15,9 @@ from lightning.pytorch.callbacks import Callback, LambdaCallback
 from PIL import Image
 from torch import Tensor
 
-from solo_ext.core.files import read_jsonl
 from solo_ext.lab.training.run_dir import METRICS
 from solo_ext.lab.training.watch import COLLAPSED, METRIC
-from tests.conftest import MakeConfig
+from tests.conftest import MakeConfig, json_lines
 from tests.lab.training import same_run
 
 Found = tuple[dict[int, float], list[str]]
@@ -34,7 +33,7 @@ def train(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixt
         config = make_config(method, **{"log_every_n_steps": 1, **changes})
         with caplog.at_level(logging.WARNING, "solo_ext"):
             same_run.train(config, tmp_path / "run", callbacks=callbacks)
-        logged = read_jsonl(tmp_path / "run" / METRICS)
+        logged = json_lines(tmp_path / "run" / METRICS)
         reported = [r.getMessage() for r in caplog.records if "collapse" in r.getMessage()]
         return {r["step"]: r[METRIC] for r in logged if r.get(METRIC) is not None}, reported
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from solo_ext import host
-from solo_ext.core.files import read_jsonl
-from tests.conftest import MakeConfig
+from tests.conftest import MakeConfig, json_lines
 from tests.matrix.rows import methods
 from tests.matrix.two_steps import config_maker, two_steps
 from tests.scripts import run_script
@@ -108,7 +107,7 @@ def test_step(ran: Path, method: str) -> None:
 
 @pytest.mark.parametrize("method", methods())
 def test_what_is_logged_is_the_mean_over_processes(ran: Path, method: str) -> None:
-    lines = read_jsonl(ran / method / "metrics.jsonl")
+    lines = json_lines(ran / method / "metrics.jsonl")
     first = [line["number_step"] for line in lines if "number_step" in line and line["epoch"] == 0]
     assert first == [0.5 + 10 * (LOGGED - 1), 0.5 + 10 * (2 * LOGGED - 1)]
     of_epochs = [line["number_epoch"] for line in lines if "number_epoch" in line]

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from benchmarks.speed.counting import Counter
 from solo_ext.core.errors import UserError
-from solo_ext.core.files import read_jsonl
 from solo_ext.host.classifier import class_loss
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.training import nonfinite
@@ -28,7 +27,7 @@ from solo_ext.lab.training import pretrain as pretraining
 from solo_ext.lab.training.nonfinite import NONFINITE, _largest
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
-from tests.conftest import MakeConfig
+from tests.conftest import MakeConfig, json_lines
 from tests.lab.training.same_run import command_of, same_weights, train, weights
 from tests.scripts import run_script
 
@@ -56,7 +55,7 @@ def config_of(make_config: MakeConfig, method: str = "simclr", **changes: Any) -
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:
-    return read_jsonl(run_dir / NONFINITE)
+    return json_lines(run_dir / NONFINITE)
 
 
 def finite(state: dict[str, Tensor]) -> bool:
@@ -132,7 +131,7 @@ def test_no_labels_are_no_fault(
     """The online classifier has nothing to learn from."""
     data = {"no_labels": True, "train_path": str(images / "0")}
     train(config_of(make_config, method, data=data), tmp_path / "run")
-    found = read_jsonl(tmp_path / "run" / METRICS)
+    found = json_lines(tmp_path / "run" / METRICS)
     losses = [r["train_class_loss_step"] for r in found if "train_class_loss_step" in r]
     assert losses == [0, 0, 0, 0]
 
@@ -324,7 +323,7 @@ def test_a_batch_left_out_leaves_no_trace(
     assert (line["step"], line["then"]) == (number, "skipped")
     if kind != "image":
         return
-    found = read_jsonl(tmp_path / "run" / METRICS)
+    found = json_lines(tmp_path / "run" / METRICS)
     by_step = {r["step"]: r for r in found if "train_class_loss_step" in r}
     assert all((r["train_class_loss_step"] is None) == (s == number) for s, r in by_step.items())
     assert len(by_step) == 3 * STEPS
