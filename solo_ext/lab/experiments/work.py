@@ -75,13 +75,25 @@ class EpochLog(Callback):
 
     The seconds count from the start of the epoch, an E-step included, to its last batch:
     validation, evaluation and checkpoints come later. If a killed run repeats an epoch, the second
-    line counts.
+    line counts. A run that goes on within an epoch adds to the seconds and images of its
+    checkpoint.
     """
 
     def __init__(self, file: Path, batch_size: int) -> None:
         self.file, self.batch_size = file, batch_size
         self._begin = self._end = 0.0
         self._batches = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self._end - self._begin, "batches": self._batches}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._end, self._batches = self._begin + state_dict["seconds"], state_dict["batches"]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning starts no epoch when it resumes within one.
+        spent, self._end = self._end - self._begin, time.monotonic()
+        self._begin = self._end - spent
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._begin = self._end = time.monotonic()

@@ -220,6 +220,20 @@ def test_images_are_those_that_were_trained(make_config: MakeConfig, tmp_path: P
     assert [epoch["images"] for epoch in read_jsonl(times.file)] == [48] * 2
 
 
+def test_an_epoch_in_two_parts_has_the_images_and_seconds_of_both(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config("simclr", optimizer={"batch_size": 8}, checkpoint={"every_n_steps": 1})
+    file, begin = tmp_path / "epochs.jsonl", time.monotonic()
+    slow = LambdaCallback(on_train_batch_start=lambda *_: time.sleep(0.3))
+    with pytest.raises(RuntimeError, match="killed"):
+        train(config, tmp_path / "run", callbacks=[slow, EpochLog(file, 8), KillAt(4)])
+    resume(tmp_path / "run", callbacks=[EpochLog(file, 8)])
+    first, *_ = read_jsonl(file)
+    assert first["images"] == 48
+    assert 4 * 0.3 < first["seconds"] < time.monotonic() - begin
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "names"),
     [
