@@ -2,5 +2,5 @@
 
 ``training`` (the run of ``solo-ext pretrain``), ``evaluation`` (protocols on a trained run),
 ``experiments`` (grids of methods, data and seeds, and their reports), ``cli`` (``solo-ext``).
-``pages`` writes the HTML of reports.
+``pages`` writes the HTML of reports, ``ending`` ends a command by one line and an exit code.
 """

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from solo_ext import __version__
-from solo_ext.core.errors import UserError, in_one_line, suggest_name
+from solo_ext.core.errors import UserError, suggest_name
+from solo_ext.lab.ending import in_one_line
 
 _path = os.path.expanduser
 _OPTION = re.compile(r"--?[A-Za-z]")

@@ -24,9 +24,10 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from solo_ext.core.errors import UserError, in_one_line, show_messages
+from solo_ext.core.errors import UserError, show_messages
 from solo_ext.core.files import append_lines, locked, read_jsonl, write_text
 from solo_ext.data.workers import JOB_SIGNALS
+from solo_ext.lab.ending import in_one_line
 from solo_ext.lab.evaluation.context import open_context
 from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
 from solo_ext.lab.evaluation.protocol import measure

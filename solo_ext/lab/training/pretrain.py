@@ -27,7 +27,6 @@ from solo_ext.core.errors import (
     StoppedBySignal,
     UserError,
     disk_trouble,
-    log_traceback,
 )
 from solo_ext.core.files import locked, write_text
 from solo_ext.data.folders import ImageFiles
@@ -35,6 +34,7 @@ from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import unwrap_dataset
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.host.patches import announce, default_patches, select_for_run
+from solo_ext.lab.ending import log_traceback
 from solo_ext.lab.evaluation.online import OnlineEvaluation
 from solo_ext.lab.training.checkpoints import RunCheckpoint
 from solo_ext.lab.training.lightning_internals import log_without_waiting

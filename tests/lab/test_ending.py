@@ -13,7 +13,8 @@ from typing import NoReturn
 
 import pytest
 
-from solo_ext.core.errors import UserError, in_one_line
+from solo_ext.core.errors import UserError
+from solo_ext.lab.ending import in_one_line
 
 pytestmark = pytest.mark.fault
 COMMAND = [sys.executable, "-m", "solo_ext.lab.cli.main"]
@@ -96,7 +97,7 @@ def test_interrupted_while_libraries_are_imported(during: str, tmp_path: Path) -
     )
     (tmp_path / "interrupted.py").write_text(
         "import sys\n"
-        "from solo_ext.core.errors import in_one_line\n"
+        "from solo_ext.lab.ending import in_one_line\n"
         f"sys.exit(in_one_line(lambda: {during}, 'again'))\n"
     )
     words = [sys.executable, "-m", "interrupted"]
