@@ -159,8 +159,7 @@ def multi_granularity_kmeans(
                 raise ValueError(
                     f"num_clusters={size}: there are {seen.total} rows; ask for 1 to that many"
                 )
-        if backend != "torch":
-            backend = resolve_backend(backend, device, sharded=rows.shared)
+        backend = resolve_backend(backend, device, sharded=rows.shared)
         if relocate is None:
             # With the search in groups, Lloyd's steps alone end in worse optima, even if cold.
             relocate = init is not None or backend == "hierarchical"

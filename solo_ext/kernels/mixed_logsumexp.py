@@ -11,6 +11,7 @@ from torch import Tensor
 
 from solo_ext.kernels import dispatch
 from solo_ext.kernels.dispatch import once_differentiable, tile_rows, tiles_of
+from solo_ext.kernels.tables import exclude_ids
 
 
 class MixDraws(NamedTuple):
@@ -87,7 +88,8 @@ def mixed_logsumexp(
         powers: (E,) as in :func:`solo_ext.kernels.tables.table_logsumexp`.
         excluded_columns: (N, m) indices of rows of the table that are not negatives of the query;
             none by default.
-        query_ids: (N,) integers; rows with the query's id are not its negatives either.
+        query_ids: (N,) or (N, m) integers; rows with one of the query's ids are not its negatives
+            either.
         table_ids: (K,) ids of the rows; only together with ``query_ids``.
         with_table: whether to sum the table's rows too, or only the mixtures.
         ranked: whether index 0 must be the hardest row, which takes a sort; otherwise the hardest
@@ -148,7 +150,7 @@ def _cosines(
     if excluded_columns is not None:
         logits = logits.scatter_(1, excluded_columns, float("-inf"))
     if query_ids is not None and table_ids is not None:
-        logits = logits.masked_fill_(query_ids.unsqueeze(1) == table_ids, float("-inf"))
+        logits = exclude_ids(logits, query_ids, table_ids)
     return logits
 
 

@@ -24,7 +24,7 @@ class Sweep(NamedTuple):
     """Settings of one pass over a table; names are those of :func:`table_logsumexp`.
 
     Attributes:
-        ids: ids of the queries, and of the rows of the table.
+        ids: (N,) or (N, m) ids of the queries, and (K,) of the rows of the table.
         bounded: whether logits are small enough to sum without a running maximum.
 
     Example:
@@ -39,6 +39,20 @@ class Sweep(NamedTuple):
     bounded: bool = False
     dtype: torch.dtype | None = None
     ids: tuple[Tensor, Tensor] | None = None
+
+
+def exclude_ids(logits: Tensor, query_ids: Tensor, table_ids: Tensor) -> Tensor:
+    """Sets logits (N, K) in place to minus infinity where a row has one of the query's ids.
+
+    Example:
+        >>> query_ids, table_ids = torch.tensor([[5, 7], [9, 9]]), torch.tensor([7, 8, 9])
+        >>> exclude_ids(torch.zeros(2, 3), query_ids, table_ids)
+        tensor([[-inf, 0., 0.],
+                [0., 0., -inf]])
+    """
+    for ids in query_ids.view(len(query_ids), -1).unbind(1):
+        logits.masked_fill_(ids.unsqueeze(1) == table_ids, float("-inf"))
+    return logits
 
 
 Sums = Callable[[Sweep, Tensor, Tensor, bool], tuple[Tensor, Tensor | None, Tensor]]
@@ -58,7 +72,7 @@ def plain_sums(sweep: Sweep, query: Tensor, table: Tensor) -> tuple[Tensor, Tens
     dtype = dtype or query.dtype
     logits = ((query * scale).to(dtype) @ rows.to(dtype).T).to(query.dtype)
     if ids is not None:
-        logits = logits.masked_fill(ids[0].unsqueeze(1) == ids[1], float("-inf"))
+        logits = exclude_ids(logits, *ids)
     if bounded or not len(rows):
         largest = query.new_full((len(query),), float("nan" if bounded else "-inf"))
     else:
@@ -135,7 +149,7 @@ def tiled_sums(
         if dtype is not None:
             logits.copy_(products)
         if ids is not None:
-            logits.masked_fill_(ids[0].unsqueeze(1) == ids[1][part], float("-inf"))
+            exclude_ids(logits, ids[0], ids[1][part])
         if log_weight is not None and not bounded:
             largest = torch.maximum(largest, logits.amax(1))
         for e, power in enumerate(powers):
@@ -218,7 +232,8 @@ def table_logsumexp(
         powers: (E,) values of p above 0, all computed from the same similarities.
         columns: (C,) indices of the rows that are summed, with repeats; by default each row once.
         log_weight: (C,) log w; minus infinity leaves a row out; all zero by default.
-        query_ids: (N,) integers; rows with the query's id are left out of its sum.
+        query_ids: (N,) or (N, m) integers; rows with one of the query's ids are left out of its
+            sum.
         table_ids: (C,) ids of the rows that are summed; only together with ``query_ids``.
         unit: whether no ``|q_i . t_j|`` is above 1. If power times scale is then at most
             :data:`BOUND`, the sums need no running maximum.

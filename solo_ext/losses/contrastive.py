@@ -245,8 +245,8 @@ def contrastive(
         candidates: (K, D) unit rows of the batch or a queue; they are not normalised again.
         excluded_columns: (N, m) indices of candidates that are not negatives of the anchor: the
             anchor itself and its positives. ``None``: all are negatives.
-        anchor_ids: (N,) integers, such as sample indices; a queue's candidates with the anchor's
-            id, such as earlier keys of its image, are not its negatives.
+        anchor_ids: (N,) or (N, m) integers, such as sample indices; a queue's candidates with one
+            of the anchor's ids, such as earlier keys of its image, are not its negatives.
         candidate_ids: (K,) ids of the candidates; only together with ``anchor_ids``.
         estimator: of the mass of the negatives.
         mixing: synthetic negatives made of candidates, without gradient.
@@ -286,9 +286,7 @@ def contrastive(
             return ContrastiveTerms(nothing, zeros, zero, nan, nan, nan)
         count: int | Tensor = available + (mixing.count if mixing is not None else 0)
         if anchor_ids is not None and candidate_ids is not None:
-            held = candidate_ids.sort().values
-            last, first = (torch.searchsorted(held, anchor_ids, right=r) for r in (True, False))
-            count = (count - (last - first)).to(anchors.dtype)
+            count = (count - _number_with_ids(anchor_ids, candidate_ids)).to(anchors.dtype)
 
         reduce = partial(per_anchor, estimator=estimator, count=count, temperature=temperature)
         # Each case has its own kernel; tests compare all of them with plain_contrastive.
@@ -330,6 +328,15 @@ def contrastive(
             losses, notes = reduce(lse, similar)
             loss = losses.mean()
     return terms_of(loss, notes, mined, mixed)
+
+
+def _number_with_ids(anchor_ids: Tensor, candidate_ids: Tensor) -> Tensor:
+    """(N,) number of candidates (K,) that have one of the anchor's ids, (N,) or (N, m)."""
+    held, ids = candidate_ids.sort().values, anchor_ids.view(len(anchor_ids), -1).sort().values
+    last, first = (torch.searchsorted(held, ids, right=right) for right in (True, False))
+    # Count an id once, although an anchor may have it twice.
+    again = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))
+    return (last - first).masked_fill(again, 0).sum(1)
 
 
 def _log(count: int | Tensor) -> Any:

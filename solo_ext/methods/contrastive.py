@@ -206,8 +206,8 @@ class Contrastive(ProjectedMethod):
         Returns:
             Scalar, and what to log.
         """
-        positives, metrics = self.positives_of(keys, indices, targets)
-        terms = self.against_negatives(queries, keys, indices, positives)
+        positives, images, metrics = self.positives_of(keys, indices, targets)
+        terms = self.against_negatives(queries, keys, indices, positives, images)
         loss = torch.stack([t.loss for t in terms]).mean()
         for queue in self.queues[:1]:
             metrics |= queue_metrics("queue", queue)
@@ -216,23 +216,26 @@ class Contrastive(ProjectedMethod):
 
     def positives_of(
         self, keys: Sequence[Tensor], indices: Tensor, targets: Tensor
-    ) -> tuple[list[Tensor] | None, dict[str, Tensor]]:
-        """Positives (N, P, D) that replace the key of each large crop, and what to log of them.
+    ) -> tuple[list[Tensor] | None, list[Tensor], dict[str, Tensor]]:
+        """What the anchors are to be similar to.
 
-        ``None`` if the views themselves are the positives, as they are before the first E-step.
+        Returns:
+            Positives (N, P, D) that replace the key of each large crop, or ``None`` if the views
+            themselves are the positives, as before the first E-step; the sample indices (N, P) of
+            the images that these show, or nothing for prototypes; what to log.
         """
         if self.support_set is not None:
             return self._neighbours(self.support_set, keys, indices, targets)
         if self.prototypes.epoch < 0:
-            return None, {}
+            return None, [], {}
         ids = self.prototypes.assignments_of(indices)
         pairs = zip(self.prototypes.prototypes, ids, strict=True)
         # Each image has one prototype per granularity.
-        return [torch.stack([c[own] for c, own in pairs], dim=1)] * len(keys), {}
+        return [torch.stack([c[own] for c, own in pairs], dim=1)] * len(keys), [], {}
 
     def _neighbours(
         self, support_set: SupportSet, keys: Sequence[Tensor], indices: Tensor, targets: Tensor
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+    ) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
         """``NN(k, Q) = argmin_{q in Q} |k - q|`` (NNCLR, Eq. 4), the ``top_k`` nearest of each."""
         settings = self.kwargs.support_set
         images = indices.repeat(len(keys))
@@ -242,15 +245,16 @@ class Contrastive(ProjectedMethod):
         there = found.similarity.isfinite()
         similarity = torch.where(there, found.similarity, 0.0).sum() / there.sum().clamp(min=1)
         metrics = {"train_nn_similarity": similarity} | queue_metrics("support", support_set)
+        neighbours = support_set.indices[found.index]
         if has_indices(self.cfg):
-            own = support_set.indices[found.index] == images.unsqueeze(1)
-            metrics["train_nn_own"] = own.float().mean()
+            metrics["train_nn_own"] = (neighbours == images.unsqueeze(1)).float().mean()
         if not self.cfg.data.get("no_labels"):
             label = targets.repeat(len(keys)).unsqueeze(1)
             known = (found.labels >= 0) & (label >= 0)
             same = known & (found.labels == label)
             metrics["train_nn_acc"] = same.sum() / known.sum().clamp(min=1)
-        return list(found.embeddings.chunk(len(keys))), metrics
+        count = len(keys)
+        return list(found.embeddings.chunk(count)), list(neighbours.chunk(count)), metrics
 
     def against_negatives(
         self,
@@ -258,10 +262,11 @@ class Contrastive(ProjectedMethod):
         keys: Sequence[Tensor],
         indices: Tensor,
         positives: list[Tensor] | None,
+        images: list[Tensor],
     ) -> list[ContrastiveTerms]:
         """The loss of each direction, with all crops of the other images as negatives.
 
-        The arguments are those of :meth:`contrast` and the positives of :meth:`positives_of`.
+        The arguments are those of :meth:`contrast` and the first results of :meth:`positives_of`.
         """
         if positives is not None and self.support_set is not None:
             return self._neighbours_against_batch(queries, positives)
@@ -331,7 +336,7 @@ class Contrastive(ProjectedMethod):
         known = self.support_set is not None or self.kwargs.exclude_own
         images = distributed.gather_each([indices, targets]) if known else []
         for queue, key in zip(self.queues, joined, strict=False):
-            queue.update_(key, *(images if self.kwargs.exclude_own else []))
+            queue.update_(key, *(images if isinstance(queue, SupportSet) else []))
         if self.support_set is not None:
             self.support_set.update_(joined[0], *images)
         self.e_step.update_bank(indices, keys)
@@ -371,7 +376,8 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
         self.momentum_projector = self._new_projector(self.kwargs, last_batch_norm=last)
         initialize_momentum_params(self.projector, self.momentum_projector)
         shape = self.kwargs.queue_size or 0, self.kwargs.proj_output_dim
-        kind = SupportSet if self.kwargs.exclude_own else FeatureQueue
+        near = self.kwargs.positives == "nearest_neighbor"
+        kind = SupportSet if self.kwargs.exclude_own or near else FeatureQueue
         self.queues.extend(kind(*shape) for _ in range(self.num_large_crops))
         if self.kwargs.batch_norm_splits > 1:
             for network in (self.backbone, self.momentum_backbone):
@@ -420,10 +426,12 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
         keys: Sequence[Tensor],
         indices: Tensor,
         positives: list[Tensor] | None,
+        images: list[Tensor],
     ) -> list[ContrastiveTerms]:
         """Every crop with the positives of each other large crop, against that crop's queue.
 
-        Without ``symmetric``, the first crop is only a query.
+        Without ``symmetric``, the first crop is only a query. A queue holds the keys of images that
+        are neighbours too: they are positives, and so no negatives.
         """
         unit = [F.normalize(q.float(), dim=1) for q in queries]
         terms = []
@@ -432,11 +440,15 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
                 continue
             others = [q for v, q in enumerate(unit) if v != u]
             own = keys[u].unsqueeze(1) if positives is None else positives[u]
-            repeated, images = own.repeat(len(others), 1, 1), dict[str, Tensor]()
-            if self.kwargs.exclude_own:
-                own_ids = indices.repeat(len(others))
-                images = {"anchor_ids": own_ids, "candidate_ids": queue.indices}
-            terms.append(self._contrastive(torch.cat(others), repeated, queue.value, **images))
+            repeated, excluded = own.repeat(len(others), 1, 1), dict[str, Tensor]()
+            no_negatives = [indices.unsqueeze(1)] if self.kwargs.exclude_own else []
+            if images:
+                # Rows of the random start have the number -1, in the support set and in the queue.
+                no_negatives.append(images[u].where(images[u] >= 0, -2))
+            if no_negatives:
+                ids = torch.cat(no_negatives, dim=1).repeat(len(others), 1)
+                excluded = {"anchor_ids": ids, "candidate_ids": queue.indices}
+            terms.append(self._contrastive(torch.cat(others), repeated, queue.value, **excluded))
         return terms
 
     @property

@@ -58,7 +58,7 @@ class ContrastiveKwargs(ProjectorKwargs):
         positives: ``view``: the image's other views; ``nearest_neighbor``: the support set's rows
             nearest to them; ``prototype``: the means of the image's clusters.
         negatives: ``batch``: the other images' views; ``queue``: past embeddings of a momentum
-            encoder, one queue per large crop.
+            encoder, one queue per large crop, without those of the images of nearest neighbours.
         queue_size: rows of each queue; null: 65,536, but at most an eighth of the training images.
         exclude_own: with a queue: whether to leave out the image's own earlier keys, which are
             among the most similar rows if the queue holds much of the training set.
@@ -214,6 +214,8 @@ def validate(cfg: DictConfig) -> DictConfig:
     fill_num_hard(cfg)
     if positives == "nearest_neighbor" and kwargs.support_set.exclude_own:
         require_indices(cfg, "leaves the image's own earlier embedding out")
+    if positives == "nearest_neighbor" and not in_batch:
+        require_indices(cfg, "leaves the neighbours' keys out of the queue's negatives")
     if positives == "prototype":
         require_indices(cfg, "looks clusters up")
         check_e_step(kwargs.clusters, CLUSTERS)

@@ -268,13 +268,12 @@ class EStep:
         state, settings, kmeans = self.prototypes, self.settings, self.settings.kmeans
         begin, epoch, warm = time.monotonic(), method.current_epoch, state.epoch >= 0
         seed = method.cfg.get("seed") or 0
-        samples = self._samples
-        sample = {}
+        samples, sample = self._samples, {}
         if settings.e_step_sample is not None:
             sample = {"sample": settings.e_step_sample, "sample_seed": derive_seed(seed, epoch)}
         with propagate_rank_errors(method.device):
             # V' = f'(X): momentum features of all training data.
-            features = self._features(method, samples)
+            features = self._features(method)
             embedded = time.monotonic()
             # C^m = k-means(V', k_m), phi^m = concentration(C^m, V'), m = 1 .. M.
             found = e_step(
@@ -326,11 +325,12 @@ class EStep:
                 os.posix_fallocate(file.fileno(), 0, 4 * dim * rows)
             return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, dim)))[:count]
 
-    def _features(self, method: Any, samples: Sequence[int]) -> Tensor:
-        """(n_local, D) unit features of some samples."""
+    def _features(self, method: Any) -> Tensor:
+        """(n_local, D) unit features of this rank's samples."""
         rank_barrier(method.device)
         # DDP synchronises buffers in its own forward pass only, which this pass does not use.
         distributed.broadcast_buffers(*method.embedder)
+        samples = self._samples
         if self.bank is None:
             features = self._room(method.device)
             rows = torch.arange(len(samples), device=features.device)

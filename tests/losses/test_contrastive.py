@@ -146,7 +146,7 @@ def check(found: Any, expected: Expected, inputs: list[Tensor]) -> None:
 @pytest.mark.parametrize("mixes", MIXES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_candidates_of_the_anchor_s_image_are_no_negatives(estimator: str, mixes: str) -> None:
-    """One of the first anchor's, two of the second's, none of the third's."""
+    """One of the first anchor's, two of the second's, none of the third's; or of several ids."""
     generator = torch.Generator().manual_seed(len(mixes))
     anchors, positives = unit(N, generator=generator), unit(N, 1, generator=generator)
     candidates = unit(K, generator=generator).detach()
@@ -159,10 +159,12 @@ def test_candidates_of_the_anchor_s_image_are_no_negatives(estimator: str, mixes
         "anchor_ids": torch.tensor([5, 7, 9]),
         "candidate_ids": torch.tensor([1, 7, 5, -1, 7, 2, -1, 3]),
     }
-    found = contrastive(anchors, positives, candidates, **ids, **settings)
-    own = [torch.tensor(columns) for columns in ([2], [1, 4], [])]
-    expected = reference(anchors, positives, candidates, own, **settings)
-    check(found, expected, [anchors, positives])
+    several = ids | {"anchor_ids": torch.tensor([[5, 2, 5], [7, 9, 8], [9, -2, 3]])}
+    for numbers, excluded in ((ids, ([2], [1, 4], [])), (several, ([2, 5], [1, 4], [7]))):
+        found = contrastive(anchors, positives, candidates, **numbers, **settings)
+        own = [torch.tensor(columns) for columns in excluded]
+        expected = reference(anchors, positives, candidates, own, **settings)
+        check(found, expected, [anchors, positives])
     for wrong in ({"anchor_ids": ids["anchor_ids"]}, {**ids, "excluded_columns": torch.ones(N, 1)}):
         with pytest.raises(ValueError, match="anchor_ids and candidate_ids: give both"):
             contrastive(anchors, positives, candidates, **wrong, **settings)

@@ -38,15 +38,14 @@ class Direction(NamedTuple):
 
 
 def neighbours(method: Any, keys: list[Tensor]) -> list[Tensor]:
-    """(N, k, D) of each key, by comparing with every row."""
+    """(N, k) rows of the support set that are nearest to each key, by comparing with every row."""
     support, settings = method.support_set, method.cfg.method_kwargs.support_set
     found = []
     for key in keys:
         similar = key @ support.value.T
         if settings.exclude_own:
             similar[support.indices == INDICES.unsqueeze(1)] = -9
-        order = similar.sort(dim=1, descending=True).indices[:, : settings.top_k]
-        found.append(support.value[order])
+        found.append(similar.sort(dim=1, descending=True).indices[:, : settings.top_k])
     return found
 
 
@@ -54,11 +53,23 @@ def positives_of(method: Any, keys: list[Tensor]) -> list[Tensor]:
     """(N, P, D) positives that stand for each large crop."""
     state = method.prototypes
     if method.support_set is not None:
-        return neighbours(method, keys)
+        return [method.support_set.value[rows] for rows in neighbours(method, keys)]
     if state.num_prototypes:
         pairs = zip(state.prototypes, state.assignments[:, INDICES], strict=True)
         return [torch.stack([table[ids] for table, ids in pairs], 1)] * len(keys)
     return [key.unsqueeze(1) for key in keys]
+
+
+def negatives_in(queue: Any, method: Any, keys: list[Tensor], u: int) -> Iterator[Tensor]:
+    """Which rows of the queue are negatives of each image: no other embedding of its positives."""
+    kwargs, support = method.cfg.method_kwargs, method.support_set
+    for i, image in enumerate(INDICES):
+        left = torch.ones(len(queue.value), dtype=torch.bool)
+        if kwargs.exclude_own:
+            left &= queue.indices != image
+        for row in [] if support is None else neighbours(method, keys)[u][i]:
+            left &= (queue.indices != support.indices[row]) | (queue.indices < 0)
+        yield left
 
 
 def directions(method: Any, queries: list[Tensor], keys: list[Tensor]) -> Iterator[Direction]:
@@ -75,9 +86,7 @@ def directions(method: Any, queries: list[Tensor], keys: list[Tensor]) -> Iterat
         used = range(len(keys)) if kwargs.symmetric else range(1, len(keys))
         for u in used:
             others, queue = [v for v in range(len(unit)) if v != u], method.queues[u]
-            past = [queue.value] * len(rows)
-            if kwargs.exclude_own:
-                past = [queue.value[queue.indices != image] for image in INDICES]
+            past = [queue.value[left] for left in negatives_in(queue, method, keys, u)]
             anchors = [Anchor(unit[v][i], given[u][i], past[i]) for v in others for i in rows]
             yield Direction(anchors, 1 / len(used), True)
     elif kwargs.positives == "nearest_neighbor":
@@ -265,6 +274,29 @@ def test_factors_in_bf16(build: Build) -> None:
     assert narrow != pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["", "exclude_own"])
+@pytest.mark.parametrize("mixing", [False, True], ids=["", "mixing"])
+def test_a_neighbour_s_key_in_a_queue_is_no_negative(
+    build: Build, draws: list[Any], mixing: bool, own: bool
+) -> None:
+    """Support set and first queue hold the same keys: each neighbour is in the queue too."""
+    given = settings("nearest_neighbor", "queue", "plain", mixing) | {"exclude_own": own}
+    given["support_set"] = {"size": 9, "top_k": 1 if mixing else 2}
+    method = build(**given)
+    queries, keys = inputs(features(2))
+    for images in (INDICES, INDICES.roll(1)):
+        for queue, key in zip((method.support_set, *method.queues), keys[:1] + keys, strict=True):
+            queue.update_(key, images, TARGETS)
+    rows = method.support_set.value[torch.cat(neighbours(method, keys))].flatten(0, 1)
+    assert ((rows @ method.queues[0].value.T).amax(1) > 0.999).any()
+    loss, _ = method.contrast(queries, keys, INDICES, TARGETS)
+    expected, _ = by_definition(method, queries, keys, draws)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        gradients(loss, queries), gradients(expected, queries), rtol=1e-4, atol=1e-6
+    )
+
+
 def test_own_earlier_embedding_is_left_out(build: Build) -> None:
     """It is the nearest; the number of the image, not its place in the batch, tells it."""
     queries, keys = inputs(features(2))
@@ -276,7 +308,7 @@ def test_own_earlier_embedding_is_left_out(build: Build) -> None:
         loss, metrics = method.contrast(queries, keys, INDICES, TARGETS)
         expected, _ = by_definition(method, queries, keys, [])
         torch.testing.assert_close(loss, expected)
-        near = torch.cat(neighbours(method, keys))
+        near = method.support_set.value[torch.cat(neighbours(method, keys))]
         similar = (torch.cat(keys).unsqueeze(1) * near).sum(2).mean()
         torch.testing.assert_close(metrics["train_nn_similarity"], similar)
         assert (metrics["train_nn_own"] > 0.5) == (not exclude)

@@ -237,6 +237,7 @@ def test_allowed(make_config: MakeConfig, given: dict[str, Any]) -> None:
     [
         (CONTRASTIVE, {**NEAR, "support_set": {"exclude_own": True}}, "earlier embedding"),
         (CONTRASTIVE, {**QUEUE, "exclude_own": True}, "earlier keys"),
+        (CONTRASTIVE, {**NEAR, **QUEUE}, "neighbours' keys"),
         (CONTRASTIVE, PROTOTYPES, "clusters"),
         (CONTRASTIVE, NEAR, ""),
         (CONTRASTIVE, {}, ""),
