@@ -71,8 +71,9 @@ def contents(experiments: Path, folders: Sequence[Path], root: Path) -> str:
 
 _CLAIMS_REMARK = (
     "Points of the score, mean of the differences paired by seed with its 95 % interval. Expected: "
-    "what the source leads to, and what was written down before the runs. An experiment with fewer "
-    "pairs than were planned is undecided."
+    "what the source leads to, and what was written down before the runs; a claim is reproduced if "
+    "the whole interval is above 0, whatever was expected. An experiment with fewer pairs than "
+    "were planned is undecided."
 )
 
 

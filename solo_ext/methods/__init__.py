@@ -1,11 +1,11 @@
 """Methods: modules that assemble losses, heads and state behind solo-learn's interface.
 
 Each paper has one file with the name of its method in configs. The file holds the method's
-settings, the module, and a ``training_step`` in the order of the paper's algorithm; start with
-:mod:`~solo_ext.methods.pcl`. Other files hold shared code: :mod:`~solo_ext.methods.registry` the
-table of methods, shared checks of a config, and defaults that depend on the number of images;
-:mod:`~solo_ext.methods.projected` base classes with a projector;
-:mod:`~solo_ext.methods.contrastive` the step of the contrastive methods;
+settings, the module, and a ``training_step`` in the order of the paper's algorithm (the contrastive
+methods share one module and its step); start with :mod:`~solo_ext.methods.pcl`. Other files hold
+shared code: :mod:`~solo_ext.methods.registry` the table of methods, shared checks of a config, and
+defaults that depend on the number of images; :mod:`~solo_ext.methods.projected` base classes with a
+projector; :mod:`~solo_ext.methods.contrastive` the step of the contrastive methods;
 :mod:`~solo_ext.methods.distillation` the base class of SEED and ProtoSEED;
 :mod:`~solo_ext.methods.e_step` the clustering of the training set between epochs. A method's module
 is imported when the method is registered or accessed.

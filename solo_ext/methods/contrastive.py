@@ -3,7 +3,7 @@
 ``L = mean -log(exp(s_p) / (exp(s_p) + M))`` over anchors and their positives p, where s is the
 cosine divided by the temperature T. One step, and where the code has each line::
 
-    z = g(f(x)) of every crop; q = h(z) with a predictor, else z       forward
+    z = g(f(x)) of every crop; q = h(z) with a predictor, else z       training_step
     k = z of the large crops, without gradient; with a queue that
         of the momentum networks (MoCo)                                _keys
     p = the image's other views (SimCLR), NN(k, Q) (NNCLR, Eq. 4),

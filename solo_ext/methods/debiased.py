@@ -3,11 +3,11 @@
 Negatives drawn at random have the anchor's class with probability tau_plus. The loss is that of
 SimCLR, whose sum over the N = 2B - 2 views of other images is corrected for these false negatives::
 
-    z = g(f(x)) of every crop, unit rows; s_k = z . z_k / T                              # SimCLR
+    z = g(f(x)) of every crop; s_k = z . z_k / (|z| |z_k| T)                             # SimCLR
     g = max((mean_k exp(s_k) - tau_plus exp(s_p)) / (1 - tau_plus), exp(-1 / T))         # Eq. 7
     loss = mean -log(exp(s_p) / (exp(s_p) + N g))                                        # Eq. 8
 
-The first line is ``training_step`` of :class:`solo_ext.methods.contrastive.Contrastive`. The others
+z is from ``training_step`` of :class:`solo_ext.methods.contrastive.Contrastive`. The others
 read the same in :func:`solo_ext.losses.contrastive.plain_contrastive`; what runs is equal to it, in
 logarithms. With more than two crops, the estimate replaces ``exp(s_p)`` by its mean over the other
 crops of the image, of which the paper has M.

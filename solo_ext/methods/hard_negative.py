@@ -3,12 +3,12 @@
 Negatives are drawn in proportion to ``exp(beta s_k)``, and the mean over them is debiased. There
 are N = 2B - 2 views of other images::
 
-    z = g(f(x)) of every crop, unit rows; s_k = z . z_k / T                              # SimCLR
+    z = g(f(x)) of every crop; s_k = z . z_k / (|z| |z_k| T)                             # SimCLR
     R = sum_k exp((1 + beta) s_k) / sum_k exp(beta s_k)         # Eq. 4, by importance sampling
     g = max((R - tau_plus exp(s_p)) / (1 - tau_plus), exp(-1 / T))                  # as debiased
     loss = mean -log(exp(s_p) / (exp(s_p) + N g))                                   # as debiased
 
-The first line is ``training_step`` of :class:`solo_ext.methods.contrastive.Contrastive`. The others
+z is from ``training_step`` of :class:`solo_ext.methods.contrastive.Contrastive`. The others
 read the same in :func:`solo_ext.losses.contrastive.plain_contrastive`; what runs is equal to it, in
 logarithms. As published, negatives come from the batch; with ``negatives: queue`` they come from
 queues of a momentum encoder's keys.

@@ -2,7 +2,7 @@
 
 MoCo v2's InfoNCE, with synthetic negatives h that are mixed from the hardest rows of the queue::
 
-    q = g(f(x)), k = g'(f'(x')), unit rows                                      # training_step
+    q = g(f(x)), k = g'(f'(x')), of unit length from here on                    # training_step
     n_1 .. n_N = the N rows of the queue most similar to q                      # plain_mochi
     h = alpha n_i + (1 - alpha) n_j, unit, alpha in (0, 1): s of them     Eq. 4 # plain_mochi
     h = beta q + (1 - beta) n_j, unit, beta in (0, 0.5): s' of them       Eq. 5 # plain_mochi

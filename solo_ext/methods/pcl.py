@@ -4,15 +4,18 @@ Li et al., ICLR 2021, arXiv 2005.04966. Algorithm 1: the E-step before an epoch,
 
     V' = f'(X), unit rows                                                     EStep.run
     C^m = centroids of k-means of V' with k_m clusters, m = 1 .. M            clustering.e_step
-    phi = sum_z |v'_z - c|_2 / (Z log(Z + alpha)) of every cluster   Eq. 12   clustering.e_step
+    phi = sum_z |v'_z - c|_2 / (Z log(Z + alpha)) of every cluster,  Eq. 12   clustering.e_step
+        clipped and scaled to a mean of T, as in the official code
 
 and the M-step for every batch, x and x' two views of an image::
 
-    v = f(x), v' = f'(x'), unit rows                                          training_step
+    v = f(x), v' = f'(x')                                                     training_step
     info = -log exp(v.v'/T) / sum_j exp(v.v'_j/T), v' and the queue  Eq. 11   contrast
     proto = 1/M sum_m -log exp(v.c_s/phi_s) / sum_j exp(v.c_j/phi_j) Eq. 11   contrast
     loss = info + proto_weight proto                                 Eq. 11   contrast
     f' <- m f' + (1 - m) f, and v' enters the queue                           on_train_batch_end
+
+In both terms v, v' and c are of unit length.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ KEY = "method_kwargs"
 
 
 class PCLKwargs(EStepKwargs):
-    """``method_kwargs`` of :class:`PCL`; defaults of the official ImageNet runs.
+    """``method_kwargs`` of :class:`PCL`; defaults of the official ImageNet runs of PCL v2.
 
     Beside those of :class:`solo_ext.methods.e_step.EStepKwargs`, during whose warm-up epochs the
     loss is InfoNCE alone:
@@ -70,7 +73,8 @@ class PCLKwargs(EStepKwargs):
         queue_size: number of past keys; null: 16,384, but at most an eighth of the training images.
         proto_weight: weight of the prototypes' term, the second of Eq. 11; 0 leaves MoCo, without
             an E-step.
-        num_negatives: number of prototypes drawn as negatives at every step; null takes all.
+        num_negatives: number of prototypes drawn as negatives at every step, officially 16,384;
+            null takes all.
         collisions: with drawn negatives, as :func:`solo_ext.losses.proto_nce_loss_func` takes it.
         symmetric: whether each view is query and key in turn; else, as published, the first view is
             the query.

@@ -1,6 +1,6 @@
 """ProtoCPC as a self-supervised method (Lee, 2021, openreview 8la28hZOwug).
 
-One step (Algorithm 1), W the prototypes, q their prior::
+One step (Algorithm 1), W the prototypes, q their prior; in products z and W are of unit length::
 
     z_s = g_s(f_s(x)) of every crop, z_t = g_t(f_t(x)) of the large ones      training_step
     p_t = Sinkhorn or softmax of z_t . W / tau_t                              protocpc_step

@@ -1,7 +1,8 @@
 """ProtoSEED: distillation of assignments to prototypes (Lee, 2021, openreview 8la28hZOwug).
 
 The step of ProtoCPC (Algorithm 1) with a frozen teacher f_t; W are the student's prototypes, W_t
-the same ones or those of the teacher's training, q the prior of the assignments::
+the same ones or those of the teacher's training, q the prior of the assignments; in products z and
+W are of unit length::
 
     z_s = g_s(f_s(x)) of every crop                                           training_step
     z_t = f_t(x) of the large crops, without gradient                         Distillation.targets

@@ -2,8 +2,8 @@
 
 One step (section 3.2), for each crop x of an image and a queue D of the teacher's embeddings::
 
-    z_S = g(f_S(x)), unit rows                                               training_step
-    z_T = f_T(x), unit rows, without gradient                                Distillation.targets
+    z_S = g(f_S(x))                                                          training_step
+    z_T = f_T(x), without gradient; both of unit length from here on         Distillation.targets
     D+ = [z_T, D]                                                            losses.seed.plain_seed
     p_S = softmax(z_S . D+ / tau_S), p_T = softmax(z_T . D+ / tau_T)         losses.seed.plain_seed
     loss = -sum p_T log p_S                                                  losses.seed.plain_seed

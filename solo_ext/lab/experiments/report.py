@@ -195,8 +195,9 @@ def _hypotheses(results: Results) -> Section:
         Paragraph(
             "Written down before the runs, at the times given; one that is changed when runs of it "
             "are known stays undecided. Reproduced: the whole 95 % interval of the differences "
-            "paired by seed is where it was expected. Equivalent: it is within the margin. "
-            "Contradicted: it is on the other side. "
+            "paired by seed is above 0, or, where no gain is claimed, not above the margin. "
+            "Equivalent: it is within the margin. Contradicted: it is on the other side. The "
+            "points that were expected are what the source leads to; they decide nothing. "
             f"Tests made: {len(found)}; where nothing differs, one in twenty of such intervals "
             "leaves out 0 by chance."
         )

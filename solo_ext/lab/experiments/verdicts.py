@@ -51,7 +51,7 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def _verdict(results: Results, name: str, claim: Hypothesis, place: Place) -> Verdict:
-    """The verdict: ``reproduced`` if the whole interval is where the hypothesis expects it.
+    """The verdict: ``reproduced`` if the whole interval is on the side that is claimed.
 
     To show that a row is not above another, the interval must end at or below the margin. To show
     that both are ``equivalent``, it must lie within the margin: finding no difference does not show
