@@ -81,6 +81,20 @@ def ignore_sigterm_of_rank_0(trainer: pl.Trainer) -> None:
     trainer.fit_loop.epoch_loop.__dict__["_broadcast_sigterm_tensor"] = lambda: None
 
 
+def go_on_with_the_next_epoch(trainer: pl.Trainer) -> None:
+    """Lets a run with ``max_steps`` that is resumed between two epochs begin the next one.
+
+    Lightning takes every resumed run with ``max_steps`` for one within an epoch: after the last
+    batch of an epoch, it would train the first batch of the next epoch as one more of that one.
+    """
+    loop = trainer.fit_loop
+
+    def goes_on_within_an_epoch() -> bool:
+        return trainer.max_steps != -1 and not loop.epoch_loop.batch_progress.is_last_batch
+
+    loop.__dict__["_iteration_based_training"] = goes_on_within_an_epoch
+
+
 def log_without_waiting(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
     """Lets steps log without waiting for other processes or for the device.
 
@@ -121,6 +135,7 @@ def remove_hooks(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
     pl_module.__dict__.pop(_TO_TENSOR, None)
     pl_module.__dict__.pop("on_train_batch_end", None)
     loop.__dict__.pop("_broadcast_sigterm_tensor", None)
+    trainer.fit_loop.__dict__.pop("_iteration_based_training", None)
     loop.val_loop.__dict__.pop("run", None)
 
 

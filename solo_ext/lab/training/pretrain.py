@@ -37,7 +37,10 @@ from solo_ext.host.patches import announce, default_patches, select_for_run
 from solo_ext.lab.ending import log_traceback
 from solo_ext.lab.evaluation.online import OnlineEvaluation
 from solo_ext.lab.training.checkpoints import RunCheckpoint
-from solo_ext.lab.training.lightning_internals import log_without_waiting
+from solo_ext.lab.training.lightning_internals import (
+    go_on_with_the_next_epoch,
+    log_without_waiting,
+)
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.resumption import RunState, identity, resume_point, set_aside
@@ -182,6 +185,7 @@ def pretrain(
             loader.on_lost = saving.note_lost
     trainer = make_trainer(run, run_dir, own, lines)
     log_without_waiting(trainer, model)
+    go_on_with_the_next_epoch(trainer)
     if run.debug_augmentations:
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)

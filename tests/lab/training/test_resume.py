@@ -75,6 +75,16 @@ def test_resumed_equals_uninterrupted(
     assert_resumes(config, tmp_path, *kills)
 
 
+@pytest.mark.parametrize("limit_val_batches", [0, 1.0])
+@pytest.mark.parametrize("step", [STEPS, STEPS + 2, 2 * STEPS])
+def test_a_run_of_steps(
+    step: int, limit_val_batches: float, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Lightning alone would train the next epoch's first batch as one more of the last epoch."""
+    settings = {"max_steps": 3 * STEPS, "max_epochs": 9, "limit_val_batches": limit_val_batches}
+    assert_resumes(config_of(make_config, "simclr", **settings), tmp_path, step)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "in_memory"), [(STEPS + 2, False), (STEPS, True)])
 def test_augmentation_on_the_batch(
