@@ -95,12 +95,15 @@ def run_benchmark(
             say(f"{len(before)} of {len(plan)} runs were finished before")
         missing = {run.folder: run for run in plan if run.key not in held}
         taught_by = {run.teacher for run in missing.values()}
-        # Retrain a teacher whose record was copied to this folder without its checkpoint.
-        missing |= {
-            run.folder: run
-            for run in plan
-            if run.folder in taught_by and not checkpoints(out / RUNS / run.folder)
-        }
+        for run in plan:
+            folder = out / RUNS / run.folder
+            # Train a teacher again, or to its end, if only its record is here, as where that was
+            # copied or a call that trained it again was stopped.
+            if run.folder in taught_by and not (
+                checkpoints(folder) and (folder / RECORD).is_file()
+            ):
+                (folder / RECORD).unlink(missing_ok=True)
+                missing[run.folder] = run
         places = {name: (out / RUNS / name).absolute() for name in missing}
         for name, folder in places.items():
             folder.mkdir(parents=True, exist_ok=True)

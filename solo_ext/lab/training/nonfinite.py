@@ -80,7 +80,7 @@ class NonFiniteWatch(Callback):
     def __init__(self, run_dir: Path, images: Any, action: Literal["stop", "skip"]) -> None:
         self.file, self.images, self.action = run_dir / NONFINITE, images, action
         self._read_every = EVERY
-        self._training, self._stepped = False, True
+        self._stepped = True
         self._snapshot: _BufferSnapshot | None = None
         self._bad_window: Tensor | None = None
         self._bad_gradients: Tensor | None = None
@@ -91,7 +91,6 @@ class NonFiniteWatch(Callback):
         self._last_bad = -1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._training = True
         self._snapshot = _BufferSnapshot(pl_module) if self.action == "skip" else None
         alone_on_cpu = pl_module.device.type == "cpu" and distributed.world_size() == 1
         self._read_every = EVERY_ON_CPU if alone_on_cpu else EVERY
@@ -99,12 +98,13 @@ class NonFiniteWatch(Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         remove_hooks(trainer, pl_module)
-        self._training, self._snapshot, self._unread, self._sent = False, None, [], None
+        self._snapshot, self._unread, self._sent = None, [], None
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        self.on_train_end(trainer, pl_module)
+        # What is not read yet is read before a checkpoint that this exception leads to.
+        remove_hooks(trainer, pl_module)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -160,10 +160,8 @@ class NonFiniteWatch(Callback):
     def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reads the flags of all batches so far and checks the weights; this waits for the device.
 
-        Every process must call it at the same place; outside training it does nothing.
+        Every process must call it at the same place.
         """
-        if not self._training:
-            return
         for _ in range(2):
             self._read(trainer)
             self._send()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -203,6 +203,32 @@ def test_a_teacher_whose_run_directory_is_gone_is_trained_again(
     run_here(tiny | {"seeds": [1, 2]}, tmp_path)
     assert len(numbers(tmp_path)) == 3
     assert {key: numbers(tmp_path)[key] for key in first} == first
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("lost", ["*.ckpt", "record.json"])
+def test_no_student_of_an_unfinished_teacher(
+    lost: str, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """Of one whose weights were deleted, or whom a stopped call had begun to train again."""
+    tiny["rows"] = {"teacher": {"config": "simclr"}, "seed": {"config": "seed"}}
+    tiny |= {"teacher": "teacher", "seeds": [1]}
+    tiny["datasets"]["digits"]["changes"].append("max_epochs=1")
+    run_here(tiny | {"default_rows": ["teacher"]}, tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    for file in folder.glob(lost):
+        file.unlink()
+    started: list[str] = []
+
+    def launcher(folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
+        started.extend(f.name for f in folders)
+        return in_this_process(folders, tick)
+
+    settings = checked_benchmark(tiny)
+    run_benchmark(settings, make_plan(settings), tmp_path, launcher)
+    assert started[0] == folder.name
+    assert len(started) == len(numbers(tmp_path)) == 2
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from benchmarks.speed.counting import Counter
 from solo_ext.core.errors import UserError
+from solo_ext.data.folders import ImageFiles
 from solo_ext.host.classifier import class_loss
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.training import nonfinite
@@ -188,6 +189,32 @@ def test_a_late_look_finds_the_first(
     assert (line["step"], line["indices"]) == (7, fault.indices[7])
     (left,) = checkpoints(tmp_path / "run")
     assert (left.epoch, left.step) == (0, None)
+
+
+@pytest.mark.fault
+def test_an_error_before_it_is_noticed(
+    make_config: MakeConfig, tmp_path: Path, seldom: Seldom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an error would save is looked at first: weights after a bad batch are not saved."""
+    seldom(1000)
+    read, calls = ImageFiles.__getitem__, 0
+
+    def fails(self: ImageFiles, index: int) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 8 * (STEPS + 4):
+            raise ZeroDivisionError("of a transform")
+        return read(self, index)
+
+    monkeypatch.setattr(ImageFiles, "__getitem__", fails)
+    fault = Fault("image", [STEPS + 1])
+    with pytest.raises(ZeroDivisionError):
+        train(config_of(make_config), tmp_path / "run", callbacks=[fault])
+    (line,) = lines(tmp_path / "run")
+    assert line["indices"] == fault.indices[STEPS + 1]
+    (left,) = checkpoints(tmp_path / "run")
+    assert (left.epoch, left.step) == (0, None)
+    assert finite(weights(tmp_path / "run"))
 
 
 @pytest.mark.fault
