@@ -24,19 +24,6 @@ from solo_ext.lab.experiments.settings import BenchmarkSettings, read_benchmark
 from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
 
 
-def benchmark(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs ``solo-ext benchmark`` or ``solo-ext demo``.
-
-    >>> import tempfile
-    >>> from solo_ext.lab.cli.main import build_parser
-    >>> benchmark(build_parser().parse_args(["benchmark", "report", tempfile.mkdtemp()]))
-    Traceback (most recent call last):
-        ...
-    solo_ext.core.errors.UserError: records '...': no records.jsonl in it; give a folder that ...
-    """
-    return _ACTIONS[args.action](args)
-
-
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     settings = read_benchmark(args.config, args.overrides)
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
@@ -158,4 +145,4 @@ def _progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-_ACTIONS = {"run": _run, "tune": _tune, "report": _report, "demo": _demo}
+ACTIONS = {"run": _run, "tune": _tune, "report": _report, "demo": _demo}

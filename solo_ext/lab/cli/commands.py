@@ -168,7 +168,7 @@ def _show_suite(args: argparse.Namespace, title: str, record: dict[str, Any]) ->
         {
             "protocol": entry["protocol"],
             "seconds": entry["seconds"],
-            "result": entry.get("error")
+            "result": entry["error"]
             or "  ".join(f"{k} {v:.4g}" for k, v in entry["headline"].items()),
         }
         for entry in record["entries"]
@@ -240,9 +240,9 @@ def _data(args: argparse.Namespace) -> Any:
 
 
 def _benchmark(args: argparse.Namespace) -> Any:
-    from solo_ext.lab.cli.benchmark import benchmark
+    from solo_ext.lab.cli.benchmark import ACTIONS
 
-    return benchmark(args)
+    return ACTIONS[args.action](args)
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], Any]] = {

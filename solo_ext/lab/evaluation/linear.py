@@ -245,8 +245,7 @@ class LowShot(FeatureProtocol):
 
     def _row(self, features: Features, amount: int | float) -> Row:
         x, y = features.train
-        settings = self.model_dump(include={"weight_decay", "max_iterations", "seed"})
-        probe = Linear(**settings)
+        probe = Linear(**self.model_dump(include={"weight_decay", "max_iterations", "seed"}))
         scores, count, labels = [], 0, y.cpu().numpy()
         for draw in range(self.draws):
             rows = _draw_labelled_rows(

@@ -144,7 +144,7 @@ class _Suite:
                 "solo_ext": __version__,
                 "model": context.model.digest,
                 "backbone": context.cfg.backbone.model_dump(),
-                "images": _known(context.fingerprints),
+                "images": _known(self.context.fingerprints),
                 "view": context.cfg.augmentations[0].model_dump(),
                 "data": [context.cfg.data.dataset, context.cfg.data.format],
                 "features": VERSION,

@@ -420,7 +420,7 @@ class Finetune(SupervisedProtocol):
         model.to(context.device)
         groups = model.param_groups(self.weight_decay, self.layer_decay)
         rate = self.lr * self.batch_size / _BASE_BATCH
-        optimizer: torch.optim.Optimizer
+        optimizer: Optimizer
         if self.optimizer == "adamw":
             optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=self.weight_decay)
         else:

@@ -90,12 +90,14 @@ def make_plan(
             if teacher and (settings.teacher in names or any(run.teacher for run in runs)):
                 found.append(teacher)
             found += runs
-    first: dict[str, str] = {}
+    first: dict[str, PlannedRun] = {}
     for run in found:
-        other = first.setdefault(run.key, run.row)
-        if other != run.row:
+        other = first.setdefault(run.key, run)
+        if other.folder != run.folder:
+            key = next(k for k in ("row", "budget", "dataset") if vars(other)[k] != vars(run)[k])
+            same = [vars(other)[key], vars(run)[key]]
             remedy = "leave one of them out, or change it"
-            raise ConfigError("rows", [other, run.row], "are the same run", remedy)
+            raise ConfigError(f"{key}s", same, "are the same run", remedy)
     order = {seed: place for place, seed in enumerate(settings.seeds)}
     return sorted(found, key=lambda run: -1 if run.kind == "teacher" else order[run.seed])
 
@@ -110,8 +112,7 @@ def _runs(
 ) -> list[PlannedRun]:
     """Plans the runs of a row, one for each seed."""
     row = settings.rows[name]
-    of_all = [*settings.datasets[dataset].changes, *settings.budgets[budget]]
-    config = _composed(settings, dataset, row, of_all)
+    config = composed(settings, dataset, budget, row)
     if shares != (1, 1):
         _share_batch(config, *shares)
     kind: Kind = "plugin"
@@ -123,14 +124,20 @@ def _runs(
         kind = "host"
     if "teacher" not in (config.get("method_kwargs") or {}):
         teacher = None
-    # `prepare` would need the file of the teacher, which has not been trained yet.
-    (check_run if teacher else prepare)(config)
+    run = check_run(config)
+    if row.baseline is None and not run.checkpoint.enabled:
+        problem = "a benchmark evaluates the last checkpoint"
+        raise ConfigError("checkpoint.enabled", False, problem, "leave it out")
+    if teacher is None:
+        # Of a student this would need the file of the teacher, which has not been trained yet.
+        prepare(config)
+    images = _images(run.data.model_dump_json())
     runs = []
     for seed in settings.seeds_of(name):
         given = copy.deepcopy(config) | {"seed": seed}
         runs.append(
             PlannedRun(
-                key=_key(given, row, settings, teacher.key if teacher else None),
+                key=_key(given, images, row, settings, teacher.key if teacher else None),
                 dataset=dataset,
                 budget=budget,
                 row=name,
@@ -146,9 +153,13 @@ def _runs(
     return runs
 
 
-def _composed(
-    settings: BenchmarkSettings, dataset: str, row: Row, of_all: Sequence[str]
-) -> dict[str, Any]:
+def composed(settings: BenchmarkSettings, dataset: str, budget: str, row: Row) -> dict[str, Any]:
+    """The config of a row, not yet checked.
+
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> composed(read_benchmark("demo"), "digits", "default", Row(config="pcl"))["method"]
+    'pcl'
+    """
     # A baseline takes images and backbone from the first row that trains, other than the teacher.
     others = (r.config for n, r in settings.rows.items() if r.config and n != settings.teacher)
     config = row.config or next(others, None)
@@ -156,6 +167,7 @@ def _composed(
         raise ConfigError("rows", list(settings.rows), "no row trains", "give one a config")
     own = [] if row.config is None else row.changes
     folder = None if settings.config_path is None else Path(settings.config_path)
+    of_all = [*settings.datasets[dataset].changes, *settings.budgets[budget]]
     return compose(f"{dataset}/{config}", [*own, *of_all], folder)
 
 
@@ -173,7 +185,11 @@ def _share_batch(config: dict[str, Any], devices: int, nodes: int) -> None:
 
 
 def _key(
-    config: Mapping[str, Any], row: Row, settings: BenchmarkSettings, teacher: str | None
+    config: Mapping[str, Any],
+    images: list[str | None],
+    row: Row,
+    settings: BenchmarkSettings,
+    teacher: str | None,
 ) -> str:
     """Digest of a run; it depends on which images are used but not on paths or the run's name."""
     relevant = copy.deepcopy(dict(config))
@@ -185,7 +201,7 @@ def _key(
         relevant["method_kwargs"]["teacher"]["path"] = teacher
     content = {
         "config": relevant,
-        "images": _images(check_run(config).data.model_dump_json()),
+        "images": images,
         "baseline": row.baseline,
         "evaluation": settings.evaluation,
         "threads": settings.threads,

@@ -48,8 +48,9 @@ class Record(TypedDict):
         config: the config that was run, with defaults filled in.
         evaluation: settings of the suite, by protocol; null: defaults.
         code: from :func:`code_version`.
-        environment: as in a run directory: host, packages, processor, GPUs.
-        seconds: of training, without evaluations; null for baselines, like the next two.
+        environment: as in a run directory: host, packages, processor, GPUs, of the last start.
+        seconds: of training, without evaluations; null for baselines, like the next two, and for
+            runs that were not timed throughout.
         memory: peaks of the training process in bytes: ``resident``, ``cuda``.
         scores: in percent (also NMI and the like), after the last epoch.
         curves: null without ``online_eval``.

@@ -368,7 +368,7 @@ def _environments_table(records: Sequence[Record]) -> Table:
         found, code = held[0]["environment"], held[0]["code"]
         host = found["host"]
         finished = sorted(r["finished"][:10] for r in held)
-        changed = "with changes that are not committed" if code.get("changed") else ""
+        changed = "uncommitted changes, or resumed with other code" if code.get("changed") else ""
         hardware = [found["processor"], f"{found['cores']} cores", *(found["gpus"] or ["no GPU"])]
         versions = {"python": found["python"], **found["packages"], "CUDA": found["cuda"]}
         patches = ", ".join(host.get("patches", [_BEFORE_PATCHES])) or "none"

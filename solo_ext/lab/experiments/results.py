@@ -263,7 +263,7 @@ def _conditions(record: Record) -> dict[str, Any]:
     return {
         "evaluation": record["evaluation"],
         "threads": record["threads"],
-        "host": f"{host['generation']}, {host.get('fingerprint')}",
+        "host": f"{host['generation']}, {host['fingerprint']}",
         "images": record["images"],
         "epochs": record["epochs"],
     }

@@ -13,6 +13,7 @@ from scipy.stats import qmc
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import write_text
+from solo_ext.lab.experiments.plan import composed
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.settings import (
     BenchmarkSettings,
@@ -29,7 +30,8 @@ def trial_settings(
     """A benchmark whose rows are the trials, ``<row>.<number>``; number 0 is the unchanged row.
 
     Trial n of a row is the n-th point of a scrambled Sobol sequence, whatever earlier trials
-    scored: trials can run side by side, and a stopped search continues unchanged.
+    scored: trials can run side by side, and a stopped search continues unchanged. A trial whose
+    config is that of an earlier one is left out.
 
     Raises:
         ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
@@ -51,15 +53,20 @@ def trial_settings(
         for name, row in settings.rows.items()
         if row.baseline is None and name != settings.teacher
     ]
+    (dataset,), (budget,) = settings.datasets, settings.budgets
     trials: dict[str, Row] = {}
     for name in rows or trainable:
         if name not in trainable:
             listed = ", ".join(trainable)
             raise ConfigError("--rows", name, "not a row to tune", f"allowed: {listed}")
-        row = settings.rows[name]
+        row, tried = settings.rows[name], list[dict[str, Any]]()
         for number, drawn in enumerate(_draws(tuning, name, row)):
             changes = [*row.changes, *(f"{key}={json.dumps(v)}" for key, v in drawn.items())]
-            trials[f"{name}.{number}"] = Row(config=row.config, changes=changes)
+            trial = Row(config=row.config, changes=changes)
+            config = composed(settings, dataset, budget, trial)
+            if config not in tried:
+                tried.append(config)
+                trials[f"{name}.{number}"] = trial
     if settings.teacher is not None:
         trials[settings.teacher] = settings.rows[settings.teacher]
     return settings.model_copy(

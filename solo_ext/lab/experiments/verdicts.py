@@ -68,7 +68,7 @@ def _verdict(results: Results, name: str, claim: Hypothesis, place: Place) -> Ve
     if claim.direction == "above":
         holds, fails = low > 0, high < 0
     elif claim.direction == "not_above":
-        holds, fails = high <= margin, low > 0
+        holds, fails = high <= margin, low > margin
     else:
         answer = "equivalent"
         holds, fails = -margin <= low and high <= margin, low > margin or high < -margin

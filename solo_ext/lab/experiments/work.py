@@ -24,7 +24,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from solo_ext.core.errors import UserError, show_messages
+from solo_ext.core.errors import show_messages
 from solo_ext.core.files import append_lines, locked, read_jsonl, write_text
 from solo_ext.data.workers import JOB_SIGNALS
 from solo_ext.lab.ending import in_one_line
@@ -120,8 +120,7 @@ class EpochLog(Callback):
 def _train(prepared: Prepared, folder: Path) -> Path:
     times = EpochLog(folder / EPOCHS, prepared.run.optimizer.batch_size)
     result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
-    if result.checkpoint is None:
-        raise UserError("checkpoint.enabled=false: a benchmark evaluates the last checkpoint")
+    assert result.checkpoint is not None  # the plan has refused `checkpoint.enabled=false`
     return result.checkpoint
 
 
@@ -146,6 +145,8 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
     # The last line of an epoch counts: a killed run may have repeated it.
     by_number = {line["epoch"]: line for line in read_jsonl(folder / EPOCHS)}
     epochs = [by_number[number] for number in sorted(by_number)]
+    # Somebody may have resumed the run by `solo-ext pretrain --resume`, which times no epoch.
+    timed = trained and len(epochs) == context.model.epoch
     seconds = sum(e["seconds"] for e in epochs)
     of_plan = {k: v for k, v in vars(planned).items() if k not in ("baseline", "teacher")}
     measured = {
@@ -153,15 +154,15 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
         # Record the code of the first start, as `changed` if a later start ran other code.
         "code": codes[0] | ({"changed": True} if codes != codes[:1] * len(codes) else {}),
         "environment": where,
-        "epochs": len(epochs),
+        "epochs": context.model.epoch if trained else 0,
         "images": len(prepared.train),
-        "seconds": round(seconds, 3) if trained else None,
+        "seconds": round(seconds, 3) if timed else None,
         "images_per_second": (
-            round(sum(e["images"] for e in epochs) / seconds, 2) if seconds else None
+            round(sum(e["images"] for e in epochs) / seconds, 2) if timed else None
         ),
         "memory": _peaks(epochs) if trained else None,
         "scores": scores,
-        "curves": _curves(folder, epochs),
+        "curves": _curves(folder, epochs) if timed else None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return cast(Record, of_plan | measured)

@@ -18,7 +18,6 @@ from solo_ext.core.errors import ProcessLost, StoppedBySignal
 from solo_ext.core.files import atomic_write
 from solo_ext.lab.training.lightning_internals import (
     ignore_sigterm_of_rank_0,
-    remove_hooks,
     when_step_is_complete,
 )
 from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints
@@ -67,9 +66,6 @@ class RunCheckpoint(Checkpoint):
         # its momentum networks and queues.
         when_step_is_complete(trainer, pl_module, lambda i: self._save_within_epoch(trainer, i))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        remove_hooks(trainer, pl_module)
-
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Tidy up here too: a run that was killed between its last checkpoint and the removal of the
         # one before it has nothing left to train or to save when it is resumed.
@@ -80,7 +76,6 @@ class RunCheckpoint(Checkpoint):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        self.on_train_end(trainer, pl_module)
         self.signals.leave()
         alone = trainer.world_size == 1
         if not (self._between_steps and alone and isinstance(exception, Exception)):
@@ -114,7 +109,8 @@ class RunCheckpoint(Checkpoint):
         reached = 0 <= trainer.max_steps <= trainer.global_step
         # An epoch that max_time or max_steps cut short ends here too.
         whole = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        final = reached or trainer.should_stop or _last_epoch(trainer)
+        last = trainer.current_epoch + 1 == trainer.max_epochs
+        final = reached or trainer.should_stop or last
         received, lost, due = self._agreed(trainer, now=True)
         if final or received or lost or due or trainer.current_epoch % self.settings.frequency == 0:
             self._save(trainer, "" if whole else f"-step={trainer.global_step}")
@@ -184,8 +180,3 @@ class RunCheckpoint(Checkpoint):
         """Checkpoint files of this run, the most advanced last."""
         begin = f"{self.stem}-ep="
         return [held for held in checkpoints(self.run_dir) if held.path.name.startswith(begin)]
-
-
-def _last_epoch(trainer: pl.Trainer) -> bool:
-    # If max_epochs is -1, the number of steps decides.
-    return trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch + 1

@@ -15,11 +15,10 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 
-AfterBatch = Callable[[Any, Any, int], None]
 _TO_TENSOR = "_LightningModule__to_tensor"
 
 
-def after_own_hook(pl_module: pl.LightningModule, then: AfterBatch) -> None:
+def after_own_hook(pl_module: pl.LightningModule, then: Callable[[Any, Any, int], None]) -> None:
     """Calls ``then(outputs, batch, batch_idx)`` after the method's own ``on_train_batch_end``.
 
     Lightning calls callbacks before that hook, which updates momentum networks and queues.

@@ -186,8 +186,7 @@ class NonFiniteWatch(Callback):
         if self._snapshot is not None:
             bad = bad_loss | bad_lengths.any()
             self._bad_window = bad if self._bad_window is None else self._bad_window | bad
-            bad = self._bad_window
-            self._snapshot.restore(bad | gradients)
+            self._snapshot.restore(self._bad_window | gradients)
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             gradients = torch.zeros_like(gradients)
         place = trainer.current_epoch, self._step

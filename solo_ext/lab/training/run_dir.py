@@ -249,7 +249,7 @@ def check_run_dir(run_dir: Path) -> None:
     raise ConfigError(
         "--run-dir",
         str(run_dir),
-        f"it holds {min(names)!r} and is no run of `solo-ext pretrain`",
+        f"it holds {min(names - early)!r} and is no run of `solo-ext pretrain`",
         "name an empty folder, a new one, or a run to go on with",
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import logging
 import math
@@ -59,7 +58,7 @@ def make_trainer(
     >>> trainer.max_epochs, trainer.log_every_n_steps
     (3, 10)
     """
-    valid = set(inspect.signature(pl.Trainer.__init__).parameters) & set(trainer_arguments())
+    valid = trainer_arguments()
     arguments = {k: v for k, v in run.model_dump().items() if k in valid}
     if run.on_cpu:
         # Upstream's configs list GPU ids and ask for synchronised batch norm, even for a CPU.
@@ -232,7 +231,6 @@ class JsonLines(Logger):
         with writing(self.file), self.file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    @rank_zero_only
     def go_on(self, step: int, unlogged: Mapping[str, Any] | None) -> None:
         """Restores the file to what it was when a checkpoint was written.
 
@@ -286,7 +284,7 @@ class _EpochLines(Callback):
             for key, value in metrics.items()
             if key.endswith("_epoch") or key.startswith("val_")
         }
-        seconds = f"  {self._begin - begin:.1f} s" if begin else ""
+        seconds = f"  {self._begin - begin:.1f} s"
         text = "  ".join(f"{k}={v:.4g}" for k, v in shown.items() if not k.endswith("acc5"))
         epoch = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
         # Do not end the run because the terminal is closed or the disk of a log is full.

@@ -103,9 +103,21 @@ def test_devices_share_the_batch(tiny: dict[str, Any]) -> None:
         make_plan(checked_benchmark(tiny), devices=2, nodes=3)
 
 
+def test_a_run_without_checkpoints(tiny: dict[str, Any]) -> None:
+    tiny["datasets"]["digits"]["changes"].append("checkpoint.enabled=false")
+    with pytest.raises(ConfigError, match=r"checkpoint.enabled=false: a benchmark evaluates the"):
+        make_plan(checked_benchmark(tiny))
+
+
+def test_budgets_that_are_one_run(tiny: dict[str, Any]) -> None:
+    tiny["budgets"] = {"three": [], "also": ["max_epochs=3"]}
+    with pytest.raises(ConfigError, match=r"^budgets=\['three', 'also'\]: are the same run"):
+        make_plan(checked_benchmark(tiny))
+
+
 def test_rows_that_are_one_run(tiny: dict[str, Any]) -> None:
     tiny["rows"]["again"] = tiny["rows"]["simclr"]
-    with pytest.raises(ConfigError, match=r"\['simclr', 'again'\]: are the same run"):
+    with pytest.raises(ConfigError, match=r"^rows=\['simclr', 'again'\]: are the same run"):
         planned(tiny)
 
 

@@ -150,7 +150,7 @@ def test_every_environment_is_listed_with_its_runs() -> None:
         "abcdef012345",
     ):
         assert part in text
-    assert "0.1.0, 000000000000, with changes that are not committed" in text
+    assert "0.1.0, 000000000000, uncommitted changes, or resumed with other code" in text
     assert "torch 2.15.0" in text
     assert "timm None" not in text
     assert "The seeds of a ran with different settings: max_epochs." in said(found)

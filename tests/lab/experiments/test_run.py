@@ -26,11 +26,14 @@ from solo_ext.lab.experiments.plan import PlannedRun, make_plan
 from solo_ext.lab.experiments.records import read_records
 from solo_ext.lab.experiments.run import LOCK, run_benchmark
 from solo_ext.lab.experiments.settings import checked_benchmark
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests import forks
 from tests.attack.world import settings as tiny_run
 from tests.conftest import json_lines, made_images
 from tests.lab.experiments.conftest import TINY, in_this_process
+from tests.lab.training.resumable import KillAt
 
 
 def start(settings: dict[str, Any], folder: Path, *words: str) -> forks.Fork:
@@ -203,6 +206,25 @@ def test_a_teacher_whose_run_directory_is_gone_is_trained_again(
     run_here(tiny | {"seeds": [1, 2]}, tmp_path)
     assert len(numbers(tmp_path)) == 3
     assert {key: numbers(tmp_path)[key] for key in first} == first
+
+
+def test_a_run_that_was_resumed_by_hand_has_no_seconds(
+    tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    """``solo-ext pretrain --resume`` times no epoch: what is known of some is not of the run."""
+    settings = checked_benchmark(tiny | {"seeds": [1]})
+    (run,) = plan = make_plan(settings, ["debiased"])
+    with pytest.raises(RuntimeError, match="killed"):
+        pretrain(
+            prepare(run.config),
+            run_dir=tmp_path / "runs" / run.folder,
+            callbacks=[KillAt(2 * 280 // 64)],
+            show_progress=False,
+        )
+    (record,), _ = run_benchmark(settings, plan, tmp_path, in_this_process)
+    assert record["epochs"] == 3
+    assert record["scores"]
+    assert record["seconds"] is record["images_per_second"] is record["curves"] is None
 
 
 @pytest.mark.slow

@@ -42,6 +42,16 @@ def test_trials_of_a_row(tiny: dict[str, Any]) -> None:
     assert made == trial_settings(settings(tiny), ["simclr", "debiased"])
 
 
+def test_a_trial_that_repeats_another_is_left_out(tiny: dict[str, Any]) -> None:
+    """Of two choices, one of which is the row's own."""
+    space = {"optimizer.weight_decay": {"choices": [1e-5, 1e-3]}}
+    tiny["rows"]["simclr"]["changes"] = ["optimizer.weight_decay=0.00001"]
+    made = trial_settings(settings(tiny, space=space), ["simclr"])
+    assert len(made.rows) == 2
+    assert "simclr.0" in made.rows
+    assert len(make_plan(made)) == 2
+
+
 def test_logarithmic_draws_cover_their_range(tiny: dict[str, Any]) -> None:
     tiny["rows"]["simclr"]["space"] = {"method_kwargs.temperature": {"low": 0.1, "high": 0.2}}
     made = trial_settings(settings(tiny, trials=65), ["simclr"])

@@ -166,7 +166,7 @@ def test_whose_folder_it_is(make_config: MakeConfig, tmp_path: Path) -> None:
     (killed / METRICS).touch()
     check_run_dir(killed)
     (killed / "config.yaml").touch()
-    with pytest.raises(ConfigError, match=r"it holds '\.lock' and is no run"):
+    with pytest.raises(ConfigError, match=r"it holds 'config\.yaml' and is no run"):
         check_run_dir(killed)
 
 
