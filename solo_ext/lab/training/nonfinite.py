@@ -24,6 +24,8 @@ from solo_ext.memory.state import State
 
 logger = logging.getLogger(__name__)
 NONFINITE = "nonfinite.jsonl"
+_STATE = "solo_ext_nonfinite"
+"""Key in checkpoints of the counts of skipped steps."""
 EVERY, EVERY_ON_CPU = 16, 1
 """Batches between two readings: on a GPU or with several processes; in one process on a CPU."""
 MAX_CONSECUTIVE_BAD = 32
@@ -146,6 +148,12 @@ class NonFiniteWatch(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._check(trainer, pl_module)
+        checkpoint[_STATE] = [self._in_a_row, self._left_out, self._last_bad]
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._in_a_row, self._left_out, self._last_bad = checkpoint.get(_STATE, (0, 0, -1))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._check(trainer, pl_module)

@@ -29,6 +29,7 @@ from solo_ext.lab.training.nonfinite import NONFINITE, _largest
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests.conftest import MakeConfig, json_lines
+from tests.lab.training.resumable import KillAt
 from tests.lab.training.same_run import command_of, same_weights, train, weights
 from tests.scripts import run_script
 
@@ -378,6 +379,20 @@ def test_skipped_steps_are_counted(
     ]
     assert {line["step"]: line["indices"] for line in lines(tmp_path / "run")} == fault.indices
     assert finite(weights(tmp_path / "run"))
+
+
+@pytest.mark.fault
+def test_skipped_steps_are_counted_over_a_resumed_epoch(
+    make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(make_config, checkpoint={"every_n_steps": 1}, on_nonfinite="skip")
+    faults = Fault("image", [7, 9])
+    with pytest.raises(RuntimeError, match="killed"):
+        train(config, tmp_path / "run", callbacks=[faults, KillAt(8)])
+    with caplog.at_level(logging.WARNING, "solo_ext"):
+        resume(tmp_path / "run", callbacks=[faults])
+    (said,) = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert said.startswith("epoch 1: 2 optimiser steps were left out")
 
 
 @pytest.mark.fault
