@@ -259,20 +259,20 @@ def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
     >>> checked_benchmark({"title": "mine", "datasets": {"digits": {}}, "rows": rows}).seeds
     [1]
     """
+    # Import it here: the protocols import torch, which a report does not need.
+    from solo_ext.lab.evaluation.suite import read_suite_settings
+
     settings = validated(BenchmarkSettings, given)
-    suite_settings(settings.evaluation)
+    read_suite_settings(suite_settings(settings.evaluation))
     return settings
 
 
 def suite_settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked settings for ``solo-ext eval suite``, with interpolations resolved.
+    """Settings for ``solo-ext eval suite``, with interpolations resolved.
 
     >>> suite_settings({"knn": {"k": [5]}, "linear": None})
     {'protocols': ['knn', 'linear'], 'knn': {'k': [5]}}
     """
-    # Import it here: the protocols import torch, which a report does not need.
-    from solo_ext.lab.evaluation.suite import read_suite_settings
-
     own = {name: value for name, value in evaluation.items() if value is not None}
     add_resolvers()
     try:
@@ -281,5 +281,4 @@ def suite_settings(evaluation: Mapping[str, Any]) -> dict[str, Any]:
         )
     except OmegaConfBaseException as error:
         raise UserError(f"benchmark: {first_line(error)}") from None
-    read_suite_settings(given)
     return {str(k): v for k, v in given.items()}
