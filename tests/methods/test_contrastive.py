@@ -297,6 +297,25 @@ def test_a_neighbour_s_key_in_a_queue_is_no_negative(
     )
 
 
+def test_rows_of_the_random_start_are_of_no_image(build: Build) -> None:
+    """A neighbour among them leaves none of the queue's out."""
+    method = build(**settings("nearest_neighbor", "queue", "hard", False))
+    queries, keys = inputs(features(2))
+    assert (method.support_set.indices == -1).all()
+    loss, _ = method.contrast(queries, keys, INDICES, TARGETS)
+    terms = [
+        contrastive(
+            F.normalize(queries[1 - u], dim=1),
+            method.support_set.value[neighbours(method, keys)[u]],
+            method.queues[u].value,
+            estimator=method.estimator,
+            temperature=0.5,
+        )
+        for u in range(2)
+    ]
+    torch.testing.assert_close(loss, (terms[0].loss + terms[1].loss) / 2)
+
+
 def test_own_earlier_embedding_is_left_out(build: Build) -> None:
     """It is the nearest; the number of the image, not its place in the batch, tells it."""
     queries, keys = inputs(features(2))

@@ -128,7 +128,7 @@ def log_without_waiting(trainer: pl.Trainer, pl_module: pl.LightningModule) -> N
 
 
 def remove_hooks(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-    """Undoes all functions above; it does nothing if none was called."""
+    """Undoes all functions above once a run has ended; does nothing if none was called."""
     loop = trainer.fit_loop.epoch_loop
     loop._results.__dict__.pop("log", None)
     pl_module.__dict__.pop(_TO_TENSOR, None)

@@ -18,7 +18,7 @@ from solo_ext.core import distributed
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, locked, read_jsonl
 from solo_ext.data.reading import name_of
-from solo_ext.lab.training.lightning_internals import after_own_hook, remove_hooks
+from solo_ext.lab.training.lightning_internals import after_own_hook
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.memory.state import State
 
@@ -99,14 +99,7 @@ class NonFiniteWatch(Callback):
         after_own_hook(pl_module, lambda outputs, batch, _: self._keep(trainer, outputs, batch))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        remove_hooks(trainer, pl_module)
         self._snapshot, self._unread, self._sent = None, [], None
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        # What is not read yet is read before a checkpoint that this exception leads to.
-        remove_hooks(trainer, pl_module)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int

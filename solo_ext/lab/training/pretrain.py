@@ -40,6 +40,7 @@ from solo_ext.lab.training.checkpoints import RunCheckpoint
 from solo_ext.lab.training.lightning_internals import (
     go_on_with_the_next_epoch,
     log_without_waiting,
+    remove_hooks,
 )
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
@@ -186,6 +187,7 @@ def pretrain(
     trainer = make_trainer(run, run_dir, own, lines)
     log_without_waiting(trainer, model)
     go_on_with_the_next_epoch(trainer)
+    ending.callback(remove_hooks, trainer, model)
     if run.debug_augmentations:
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
