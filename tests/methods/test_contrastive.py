@@ -302,6 +302,8 @@ def test_rows_of_the_random_start_are_of_no_image(build: Build) -> None:
     method = build(**settings("nearest_neighbor", "queue", "hard", False))
     queries, keys = inputs(features(2))
     assert (method.support_set.indices == -1).all()
+    for queue in method.queues:
+        queue.indices.fill_(-1)
     loss, _ = method.contrast(queries, keys, INDICES, TARGETS)
     terms = [
         contrastive(
