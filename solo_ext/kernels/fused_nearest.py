@@ -106,28 +106,29 @@ def _score(
     every, held = tl.arange(0, SHARES), group * GROUP + tl.arange(0, GROUP)
     least = tl.max(tl.load(lower + every * N + row, mask=every < shares, other=float("-inf")), 0)
     bounds = tl.load(upper + row * blocks + held, mask=held < blocks, other=float("-inf"))
-    open_blocks = ((bounds >= least) & (bounds > float("-inf"))).to(tl.int32)
+    open_blocks = (bounds >= least) & (bounds > float("-inf"))
     dims = tl.arange(0, BLOCK_D)
     q = tl.load(query + row * D + dims, mask=dims < D, other=0.0)
     best, place = float("-inf"), tl.zeros((), tl.int64)
-    if tl.sum(open_blocks, 0) > 0:
-        for i in range(GROUP):
-            if tl.sum(tl.where(tl.arange(0, GROUP) == i, open_blocks, 0), 0) > 0:
-                places = ((group * GROUP + i) * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)
-                there = places < K
-                t = tl.load(
-                    table + places[:, None] * D + dims[None, :],
-                    mask=there[:, None] & (dims[None, :] < D),
-                    other=0.0,
-                ).to(tl.float32)
-                similar = tl.where(there, tl.sum(t * q[None, :], 1), float("-inf"))
-                if query_ids is not None:
-                    ids = tl.load(table_ids + places, mask=there, other=0)
-                    similar = tl.where(ids == tl.load(query_ids + row), float("-inf"), similar)
-                top = tl.max(similar, 0)
-                if top > best:
-                    best = top
-                    place = tl.min(tl.where(similar == top, places, K), 0)
+    # Few blocks are open; a loop over all would take longer than their scores.
+    for _ in range(tl.sum(open_blocks.to(tl.int32), 0)):
+        i = tl.min(tl.where(open_blocks, tl.arange(0, GROUP), GROUP), 0)
+        open_blocks = open_blocks & (tl.arange(0, GROUP) != i)
+        places = ((group * GROUP + i) * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)
+        there = places < K
+        t = tl.load(
+            table + places[:, None] * D + dims[None, :],
+            mask=there[:, None] & (dims[None, :] < D),
+            other=0.0,
+        ).to(tl.float32)
+        similar = tl.where(there, tl.sum(t * q[None, :], 1), float("-inf"))
+        if query_ids is not None:
+            ids = tl.load(table_ids + places, mask=there, other=0)
+            similar = tl.where(ids == tl.load(query_ids + row), float("-inf"), similar)
+        top = tl.max(similar, 0)
+        if top > best:
+            best = top
+            place = tl.min(tl.where(similar == top, places, K), 0)
     out = row * tl.num_programs(1) + group
     # If the query is not finite, this makes the similarity NaN: there is no nearest row.
     tl.store(value + out, best + tl.sum(q * 0.0, 0))
@@ -149,9 +150,10 @@ def fused_nearest(
     query, table = query.contiguous(), table.contiguous()
     (count, width), size = query.shape, len(table)
     block_d = max(triton.next_power_of_2(width), 16)
-    block_n = min(max(triton.next_power_of_2(count), 16), 64 if width > 128 else 128)
+    block_n = min(max(triton.next_power_of_2(count), 16), 128)
     blocks, parts = triton.cdiv(size, _BLOCK), triton.cdiv(count, block_n)
-    span = triton.cdiv(blocks, max(2 * processors(query.device) // parts, 1))
+    # One program for each multiprocessor; on an H200 more are no faster.
+    span = triton.cdiv(blocks, max(processors(query.device) // parts, 1))
     shares, groups = triton.cdiv(blocks, span), triton.cdiv(blocks, _GROUP)
     upper, lower = query.new_empty(count, blocks), query.new_empty(shares, count)
     value = query.new_empty(count, groups)
@@ -163,7 +165,7 @@ def fused_nearest(
         *given,
         *(value, index, *sizes, shares),
         *(triton.next_power_of_2(shares), _GROUP, _BLOCK, block_d),
-        num_warps=8,
+        num_warps=4,
     )
     best, group = value.max(1, keepdim=True)
     return index.gather(1, group), best

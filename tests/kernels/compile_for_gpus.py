@@ -24,7 +24,14 @@ WEIGHTS = {"columns": "*i64", "log_weight": "*fp32"}
 OPTIONAL = {**IDS, **WEIGHTS}
 
 
-def build(kernel: Any, capability: int, given: dict[str, str], **blocks: Any) -> None:
+def build(
+    kernel: Any,
+    capability: int,
+    given: dict[str, str],
+    warps: int = 8,
+    stages: int = 2,
+    **blocks: Any,
+) -> None:
     """Compiles one kernel; optional inputs that are not given are ``None``, all others fp32."""
     signature, constants = {}, {}
     for place, name in enumerate(kernel.arg_names):
@@ -34,20 +41,23 @@ def build(kernel: Any, capability: int, given: dict[str, str], **blocks: Any) ->
             signature[name] = given.get(name) or SCALARS.get(name, "*fp32")
     source = ASTSource(kernel, signature, constants)
     target = GPUTarget("cuda", capability, 32)
-    built = triton.compile(source, target=target, options={"num_warps": 8, "num_stages": 2})
+    options = {"num_warps": warps, "num_stages": stages}
+    built = triton.compile(source, target=target, options=options)
     assert built.metadata.shared <= MEMORY[capability], (kernel, blocks, built.metadata.shared)
-    print(kernel.__name__, capability, sorted(given), blocks)
+    print(kernel.__name__, capability, built.metadata.shared, sorted(given), blocks)
 
 
 for capability in MEMORY:
-    # As the functions choose them: the largest, and fp32's.
-    wide = {"BLOCK_K": 64, "BLOCK_D": 256}
+    # As the functions choose them: bf16, wide and not, and fp32.
     sweep = fused_logsumexp._sweep, capability
-    build(*sweep, WEIGHTS, BLOCK_N=64, **wide, FACTORS=tl.bfloat16, WITH_MEAN=True)
-    small = {"BLOCK_K": 64, "BLOCK_D": 128}
-    build(*sweep, {}, BLOCK_N=32, **small, FACTORS=tl.float32, WITH_MEAN=True)
+    wide = {"BLOCK_N": 128, "BLOCK_K": 64, "BLOCK_D": 256}
+    build(*sweep, WEIGHTS, **wide, FACTORS=tl.bfloat16, WITH_MEAN=True)
+    small = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_D": 128}
+    build(*sweep, WEIGHTS, 4, 3, **small, FACTORS=tl.bfloat16, WITH_MEAN=True)
+    exact = {"BLOCK_N": 64, "BLOCK_K": 32, "BLOCK_D": 128}
+    build(*sweep, {}, 4, **exact, FACTORS=tl.float32, WITH_MEAN=True)
     join = fused_logsumexp._join, capability, {}
-    build(*join, SHARES=128, BLOCK_S=16, BLOCK_D=128, WITH_MEAN=True)
-    build(fused_nearest._bound, capability, IDS, BLOCK_N=64, **wide)
+    build(*join, 1, SHARES=128, BLOCK_S=16, BLOCK_D=128, WITH_MEAN=True)
+    build(fused_nearest._bound, capability, IDS, **wide)
     score = fused_nearest._score, capability, {**IDS, "index": "*i64"}
-    build(*score, SHARES=64, GROUP=64, **wide)
+    build(*score, 4, SHARES=64, GROUP=64, BLOCK_K=64, BLOCK_D=256)

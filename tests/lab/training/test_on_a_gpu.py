@@ -1,0 +1,69 @@
+"""Whole runs on a GPU: every method in every precision, and stopped and resumed to the last bit."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import MakeConfig
+from tests.lab.training.resumable import STEPS, config_of
+from tests.lab.training.same_run import assert_resumes, logged, train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+METHODS = (
+    "debiased",
+    "hard_negative-queue",
+    "hard_negative-prototypes",
+    "metric",
+    "mochi",
+    "nnclr_symmetric",
+    "pcl",
+    "pcl-bank",
+    "pcl-drawn",
+    "protocpc",
+    "protoseed",
+    "protoseed-old",
+    "seed",
+    "seed-mixed",
+)
+
+
+@pytest.fixture
+def on_gpu(make_config: MakeConfig, make_distilled: MakeConfig) -> MakeConfig:
+    """``on_gpu(method, **changes)``: the config of a small run on the GPU."""
+
+    def make(method: str, **changes: Any) -> dict[str, Any]:
+        distilled = method.partition("-")[0] in ("seed", "protoseed")
+        maker = make_distilled if distilled else make_config
+        return config_of(maker, method, accelerator="gpu", **changes)
+
+    return make
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_equals_uninterrupted(method: str, on_gpu: MakeConfig, tmp_path: Path) -> None:
+    assert_resumes(on_gpu(method, deterministic=True), tmp_path, STEPS + 2)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_precision(method: str, precision: str, on_gpu: MakeConfig, tmp_path: Path) -> None:
+    """A loss that is no number in one precision, or a step that is skipped, shows here."""
+    train(on_gpu(method, precision=precision), tmp_path / "run")
+    lines = logged(tmp_path / "run")
+    losses = [v for line in lines for k, v in line.items() if k.endswith("loss")]
+    assert losses
+    assert all(map(math.isfinite, losses))
+
+
+@pytest.mark.parametrize("method", ["mochi", "pcl"])
+def test_crops_on_the_batch(method: str, on_gpu: MakeConfig, tmp_path: Path) -> None:
+    data = {"augmentation": "batch", "in_memory": True}
+    assert_resumes(on_gpu(method, deterministic=True, data=data), tmp_path, STEPS)
