@@ -17,6 +17,10 @@ Timer = Callable[[Work, int], float]
 
 _LEAST_SECONDS = 2e-2
 _LEAST_WARM, _WARM_SECONDS = 3, 10.0
+_MOST_CALLS = 3
+"""More on a GPU, each behind a wait of its own, would take seconds."""
+_CYCLES = 2e9
+"""Of a GPU in a second, roughly."""
 
 
 def take_turns(
@@ -104,14 +108,33 @@ def by_clock(clock: Clock) -> Timer:
 
 
 def by_cuda_events(work: Work, repeats: int) -> float:
-    """Seconds of one of some calls, between two events on the GPU."""
+    """Seconds of the GPU for one of some calls, between two events.
+
+    The GPU sleeps while the host issues a call, as it would be at work on the networks of a step;
+    otherwise small kernels would take the time that the host needs to start them.
+    """
+    issue = issue_seconds(work)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(repeats):
+    spent = 0.0
+    calls = min(repeats, _MOST_CALLS)
+    for _ in range(calls):
+        torch.cuda._sleep(int(2 * issue * _CYCLES))  # type: ignore[no-untyped-call]
+        begin.record()
         work()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / repeats
+        end.record()
+        end.synchronize()
+        spent += begin.elapsed_time(end)
+    return spent / 1e3 / calls
+
+
+def issue_seconds(work: Work) -> float:
+    """Seconds of the host for a call, without waiting for what it started on a GPU."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    work()
+    spent = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return spent
 
 
 def peak_mib(work: Work, device: str = "cpu") -> float:

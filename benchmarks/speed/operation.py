@@ -18,6 +18,7 @@ from benchmarks.interleaved import (
     Work,
     by_clock,
     by_cuda_events,
+    issue_seconds,
     peak_mib,
     ratios,
     take_turns,
@@ -125,6 +126,9 @@ class Case(NamedTuple):
         if not few:
             for name, work in works.items():
                 details[name]["mib"] = peak_mib(work, effort.device)
+        if effort.device == "cuda":
+            for name, work in works.items():
+                details[name]["issue_ms"] = 1e3 * min(issue_seconds(work) for _ in range(5))
         missing = {n: why for n, why in setup.variants.items() if isinstance(why, str)}
         findings = []
         for goal in self.goals:
@@ -222,6 +226,9 @@ def _reached(
             equals = ratios(seconds, again(goal.ours), goal.ours)[1]
             line = replace(line, again=equals, memory=memory, difference=difference)
             line = replace(line, most_difference=goal.most_difference)
+            if "issue_ms" in own:
+                note = f"host {own['issue_ms']:.2f} ms, peer {details[goal.peer]['issue_ms']:.2f}"
+                line = replace(line, note=note)
         found.append(replace(line, measured=measured))
     return found
 

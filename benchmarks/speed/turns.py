@@ -30,8 +30,10 @@ ON_GPU = (
     "~backbone.kwargs.channels",
     "~backbone.kwargs.small_stem",
     "precision=bf16-mixed",
+    "data.augmentation=batch",
+    "data.in_memory=true",
 )
-"""solo-learn's ResNet-18 with its stem for small images."""
+"""solo-learn's ResNet-18 with its stem for small images, and crops that no core has to make."""
 
 
 class Turns:

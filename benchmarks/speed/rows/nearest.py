@@ -115,6 +115,8 @@ CASES = (
             Goal("plain (lightly)", 1.6, 24, most_difference=0),
             Goal("compiled", 0, most_difference=0),
             Goal("plain (lightly)", 3.0, device="cuda", most_ms=0.1),
+            # Under autocast its products are in bfloat16: its rows are not always the nearest.
+            Goal("solo-learn", 0, device="cuda"),
         ),
     ),
     Case(
