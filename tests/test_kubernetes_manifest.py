@@ -56,7 +56,8 @@ def test_torchrun_and_the_run_are_told_the_same() -> None:
     gpus = CONTAINER["resources"]["limits"]["nvidia.com/gpu"]
     assert run.devices == gpus
     assert ELASTIC.nproc_per_node == str(gpus)
-    assert ELASTIC.shutdown_timeout < POD["terminationGracePeriodSeconds"]
+    (wait,) = (e["value"] for e in CONTAINER["env"] if "SHUTDOWN_TIMEOUT" in e["name"])
+    assert int(wait) < POD["terminationGracePeriodSeconds"]
 
 
 def test_pods_find_the_first_and_share_the_run_directory() -> None:
