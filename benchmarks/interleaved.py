@@ -111,7 +111,8 @@ def by_cuda_events(work: Work, repeats: int) -> float:
     """Seconds of the GPU for one of some calls, between two events.
 
     The GPU sleeps while the host issues a call, as it would be at work on the networks of a step;
-    otherwise small kernels would take the time that the host needs to start them.
+    otherwise small kernels would take the time that the host needs to start them. Work that waits
+    for the GPU ends its sleep, and is timed with what the host does after that.
     """
     issue = issue_seconds(work)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

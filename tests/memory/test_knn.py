@@ -297,6 +297,7 @@ def test_online_accepts_half_precision_and_unlabelled_rows() -> None:
     assert metric.compute() == (100.0, 100.0)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_equals_cpu() -> None:
     features, _, bank, bank_targets = make_data()
