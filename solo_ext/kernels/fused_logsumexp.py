@@ -19,12 +19,6 @@ from solo_ext.kernels.tables import Sweep
 
 _JOINED = 16
 """Number of shares that the second kernel reads at a time."""
-# By whether D is above 128: rows of the query and of the table in a block, warps, stages, and
-# programs for each multiprocessor. The fastest of those tried on an H200 with 65,536 rows, but for
-# fp32 above 128, of which no others were tried.
-_NARROW = ((64, 64, 4, 3, 2), (128, 64, 8, 2, 1))
-# fp32 factors, split in three, need more registers.
-_EXACT = ((64, 32, 4, 2, 2), (16, 32, 8, 2, 2))
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -176,8 +170,8 @@ def fused_logsumexp(
     query, table = query.contiguous(), table.contiguous()
     (count, width), size = query.shape, len(table if columns is None else columns)
     block_d, wide = max(triton.next_power_of_2(width), 16), width > 128
-    launches = _EXACT if factors == torch.float32 else _NARROW
-    block_n, block_k, warps, stages, programs = launches[wide]
+    large = large_blocks(query.device)
+    block_n, block_k, warps, stages, programs = sweep_sizes(factors, wide, large)
     block_n = min(max(triton.next_power_of_2(count), 16), block_n)
     blocks = triton.cdiv(count, block_n)
     # Programs for each multiprocessor, of all blocks of queries together.
@@ -229,6 +223,30 @@ def _flops(query: Any, table: Any, *settings: Any, **_: Any) -> Any:
 
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def sweep_sizes(factors: torch.dtype, wide: bool, large: bool) -> tuple[int, int, int, int, int]:
+    """How ``_sweep`` is launched, for D above 128 (``wide``) and large blocks or not.
+
+    The fastest of those tried on an H200 with 65,536 rows, but for the two wide ones of smaller
+    blocks: fp32 factors, split in three, need more registers, and consumer GPUs have less memory.
+
+    Returns:
+        Rows of the query and of the table in a block, warps, stages, and the number of programs for
+        each multiprocessor.
+    """
+    if factors == torch.float32:
+        return (16, 32, 8, 2, 2) if wide else (64, 32, 4, 2, 2)
+    if wide:
+        return (128, 64, 8, 2, 1) if large else (64, 32, 8, 2, 2)
+    return 64, 64, 4, 3, 2
+
+
+def large_blocks(device: torch.device) -> bool:
+    """Whether a program may take 160 KiB of shared memory: A100 and H100; an RTX 4090 has 99."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 160 * 1024
 
 
 def processors(device: torch.device) -> int:

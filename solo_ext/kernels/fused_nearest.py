@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from solo_ext.kernels.fused_logsumexp import dot, processors
+from solo_ext.kernels.fused_logsumexp import dot, large_blocks, processors
 
 _BLOCK = 64
 """Rows per bound; the bounds take 1/64 of the memory of all similarities."""
@@ -150,7 +150,8 @@ def fused_nearest(
     query, table = query.contiguous(), table.contiguous()
     (count, width), size = query.shape, len(table)
     block_d = max(triton.next_power_of_2(width), 16)
-    block_n = min(max(triton.next_power_of_2(count), 16), 128)
+    widest = 128 if width <= 128 or large_blocks(query.device) else 64
+    block_n = min(max(triton.next_power_of_2(count), 16), widest)
     blocks, parts = triton.cdiv(size, _BLOCK), triton.cdiv(count, block_n)
     # One program for each multiprocessor; on an H200 more are no faster.
     span = triton.cdiv(blocks, max(processors(query.device) // parts, 1))

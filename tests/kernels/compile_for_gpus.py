@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels for GPUs that need not be there: A100 and H100.
+"""Compiles the Triton kernels for GPUs that need not be there: A100, RTX 3090 and H100.
 
 Triton's interpreter runs Python: it accepts what the compiler refuses, such as a variable that
 changes its shape within a loop. Prints a line for each kernel that was compiled.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -15,7 +16,7 @@ from triton.compiler import ASTSource
 
 from solo_ext.kernels import fused_logsumexp, fused_nearest
 
-MEMORY = {80: 163 * 1024, 90: 227 * 1024}
+MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Shared memory of a block, by compute capability."""
 NUMBERS = ("N", "K", "D", "blocks", "span", "shares")
 SCALARS = {**dict.fromkeys(NUMBERS, "i32"), "scale": "fp32"}
@@ -47,17 +48,18 @@ def build(
     print(kernel.__name__, capability, built.metadata.shared, sorted(given), blocks)
 
 
-for capability in MEMORY:
-    # As the functions choose them: bf16, wide and not, and fp32.
-    sweep = fused_logsumexp._sweep, capability
-    wide = {"BLOCK_N": 128, "BLOCK_K": 64, "BLOCK_D": 256}
-    build(*sweep, WEIGHTS, **wide, FACTORS=tl.bfloat16, WITH_MEAN=True)
-    small = {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_D": 128}
-    build(*sweep, WEIGHTS, 4, 3, **small, FACTORS=tl.bfloat16, WITH_MEAN=True)
-    exact = {"BLOCK_N": 64, "BLOCK_K": 32, "BLOCK_D": 128}
-    build(*sweep, {}, 4, **exact, FACTORS=tl.float32, WITH_MEAN=True)
+for capability, memory in MEMORY.items():
+    large = memory >= 160 * 1024
+    for factors, dtype in ((tl.bfloat16, torch.bfloat16), (tl.float32, torch.float32)):
+        for wide in (False, True):
+            block_n, block_k, warps, stages, _ = fused_logsumexp.sweep_sizes(dtype, wide, large)
+            blocks = {"BLOCK_N": block_n, "BLOCK_K": block_k, "BLOCK_D": 256 if wide else 128}
+            sweep = fused_logsumexp._sweep, capability
+            build(*sweep, WEIGHTS, warps, stages, **blocks, FACTORS=factors, WITH_MEAN=True)
     join = fused_logsumexp._join, capability, {}
     build(*join, 1, SHARES=128, BLOCK_S=16, BLOCK_D=128, WITH_MEAN=True)
-    build(fused_nearest._bound, capability, IDS, **wide)
+    # As fused_nearest chooses them for D of 256.
+    bound = {"BLOCK_N": 128 if large else 64, "BLOCK_K": 64, "BLOCK_D": 256}
+    build(fused_nearest._bound, capability, IDS, **bound)
     score = fused_nearest._score, capability, {**IDS, "index": "*i64"}
     build(*score, 4, SHARES=64, GROUP=64, BLOCK_K=64, BLOCK_D=256)
