@@ -49,7 +49,7 @@ def take_turns(
             break
         for name in _starting_at(names, turn):
             spent = timer(variants[name], repeats[name])
-            repeats[name] = max(repeats[name], round(_LEAST_SECONDS / spent), 1)
+            repeats[name] = max(repeats[name], round(_LEAST_SECONDS / max(spent, 1e-9)), 1)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         for name in _starting_at(names, turn):
@@ -114,7 +114,8 @@ def by_cuda_events(work: Work, repeats: int) -> float:
     otherwise small kernels would take the time that the host needs to start them. Work that waits
     for the GPU ends its sleep, and is timed with what the host does after that.
     """
-    issue = issue_seconds(work)
+    # The first call may compile; the GPU would sleep twice as long as that.
+    issue = min(issue_seconds(work) for _ in range(2))
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     spent = 0.0
     calls = min(repeats, _MOST_CALLS)

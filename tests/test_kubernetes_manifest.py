@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import get_args_parser
 
 from solo_ext.config.check import check_run
@@ -43,7 +44,7 @@ def test_schema_refuses(wrong: dict[str, Any]) -> None:
         check_schema(manifest)
 
 
-def test_torchrun_and_the_run_are_told_the_same() -> None:
+def test_torchrun_and_the_run_are_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [ELASTIC.training_script, *ELASTIC.training_script_args] == [
         "solo-ext",
         *CONTAINER["args"],
@@ -56,8 +57,13 @@ def test_torchrun_and_the_run_are_told_the_same() -> None:
     gpus = CONTAINER["resources"]["limits"]["nvidia.com/gpu"]
     assert run.devices == gpus
     assert ELASTIC.nproc_per_node == str(gpus)
-    (wait,) = (e["value"] for e in CONTAINER["env"] if "SHUTDOWN_TIMEOUT" in e["name"])
+    given = {e["name"]: e["value"] for e in CONTAINER["env"]}
+    wait = given["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]
     assert int(wait) < POD["terminationGracePeriodSeconds"]
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", wait)
+    launch = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1)
+    # An older torch has no such setting: there processes have 30 seconds.
+    assert getattr(launch, "shutdown_timeout", int(wait)) == int(wait)
 
 
 def test_pods_find_the_first_and_share_the_run_directory() -> None:

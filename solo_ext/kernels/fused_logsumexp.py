@@ -168,6 +168,7 @@ def fused_logsumexp(
         or an empty tensor.
     """
     query, table = query.contiguous(), table.contiguous()
+    columns, log_weight = (None if x is None else x.contiguous() for x in (columns, log_weight))
     (count, width), size = query.shape, len(table if columns is None else columns)
     block_d, wide = max(triton.next_power_of_2(width), 16), width > 128
     large = large_blocks(query.device)

@@ -4,7 +4,8 @@ The first multiplies in bf16 and keeps, for each query and block of rows, only a
 similarities; the second scores in fp32 the blocks whose bound reaches the best lower bound. For a
 similarity ``q.t`` and the product of the rounded rows ``q'.t'``, the Cauchy-Schwarz inequality
 gives ``|q.t - q'.t'| <= |q'| |t - t'| + |q - q'| |t|``; fp32 sums add at most ``D 2^-22 |q| |t|``.
-So the block of the most similar row is never skipped: the result is that of fp32, for any data.
+So the block of the most similar row is never skipped: the result is that of fp32, for all rows
+whose squared length does not underflow (1e-22 and longer).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -135,6 +136,11 @@ def _score(
     tl.store(index + out, place)
 
 
+def bound_rows(width: int, large: bool) -> int:
+    """Rows of the query in a block of ``_bound``, which must fit the GPU's shared memory."""
+    return 128 if width <= 128 or large else 64
+
+
 @torch.library.custom_op("solo_ext::fused_nearest", mutates_args=())
 def fused_nearest(
     query: Tensor, table: Tensor, query_ids: Tensor | None, table_ids: Tensor | None
@@ -148,10 +154,12 @@ def fused_nearest(
         table_ids: (K,) integers, or ``None`` if ``query_ids`` is.
     """
     query, table = query.contiguous(), table.contiguous()
+    query_ids, table_ids = (None if x is None else x.contiguous() for x in (query_ids, table_ids))
     (count, width), size = query.shape, len(table)
     block_d = max(triton.next_power_of_2(width), 16)
-    widest = 128 if width <= 128 or large_blocks(query.device) else 64
-    block_n = min(max(triton.next_power_of_2(count), 16), widest)
+    block_n = min(
+        max(triton.next_power_of_2(count), 16), bound_rows(width, large_blocks(query.device))
+    )
     blocks, parts = triton.cdiv(size, _BLOCK), triton.cdiv(count, block_n)
     # One program for each multiprocessor; on an H200 more are no faster.
     span = triton.cdiv(blocks, max(processors(query.device) // parts, 1))

@@ -58,8 +58,7 @@ for capability, memory in MEMORY.items():
             build(*sweep, WEIGHTS, warps, stages, **blocks, FACTORS=factors, WITH_MEAN=True)
     join = fused_logsumexp._join, capability, {}
     build(*join, 1, SHARES=128, BLOCK_S=16, BLOCK_D=128, WITH_MEAN=True)
-    # As fused_nearest chooses them for D of 256.
-    bound = {"BLOCK_N": 128 if large else 64, "BLOCK_K": 64, "BLOCK_D": 256}
+    bound = {"BLOCK_N": fused_nearest.bound_rows(256, large), "BLOCK_K": 64, "BLOCK_D": 256}
     build(fused_nearest._bound, capability, IDS, **bound)
     score = fused_nearest._score, capability, {**IDS, "index": "*i64"}
     build(*score, 4, SHARES=64, GROUP=64, BLOCK_K=64, BLOCK_D=256)

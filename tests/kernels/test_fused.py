@@ -123,6 +123,20 @@ def test_rows_without_weight(device: torch.device, force: Force) -> None:
         assert not slope(lse, query).any()
 
 
+def test_columns_of_wider_tensors(device: torch.device, force: Force) -> None:
+    """Ids, weights and columns with a stride; the kernels read one number after the other."""
+    query, table = rows(4, 8).to(device), rows(70, 8, seed=1).to(device)
+    table[:4] = 10 * query
+    ids = torch.stack((torch.arange(70), torch.full((70,), -1)), 1).to(device)
+    fused, plain = nearest_by_both(force, query, table, query_ids=ids[:4, 0], table_ids=ids[:, 0])
+    assert torch.equal(fused.index, plain.index)
+    weight = torch.stack((torch.linspace(-3, 2, 70), torch.zeros(70)), 1).to(device)[:, 0]
+    columns = torch.stack((torch.arange(70) % 9, torch.arange(70)), 1).to(device)[:, 0]
+    given = {"columns": columns, "log_weight": weight}
+    sums = both(force, lambda: table_logsumexp(query, table, 0.1, **given)[0])
+    torch.testing.assert_close(*sums)
+
+
 def test_a_diverged_query_is_seen(device: torch.device, force: Force) -> None:
     query, table = rows(6, 8).to(device), rows(300, 8, seed=1).to(device)
     query[2, 5] = float("nan")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import STEPS, config_of
@@ -55,8 +56,15 @@ def test_resumed_equals_uninterrupted(method: str, on_gpu: MakeConfig, tmp_path:
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_precision(method: str, precision: str, on_gpu: MakeConfig, tmp_path: Path) -> None:
-    """A loss that is no number in one precision, or a step that is skipped, shows here."""
-    train(on_gpu(method, precision=precision), tmp_path / "run")
+    """Shows a loss that is no number in one precision, or a run whose every step is skipped."""
+    weights: list[torch.Tensor] = []
+    watch = LambdaCallback(
+        on_train_start=lambda _, module: weights.append(next(module.backbone.parameters()).clone()),
+        on_train_end=lambda _, module: weights.append(next(module.backbone.parameters()).clone()),
+    )
+    train(on_gpu(method, precision=precision), tmp_path / "run", callbacks=[watch])
+    before, after = (w.cpu() for w in weights)
+    assert not torch.equal(before, after)
     lines = logged(tmp_path / "run")
     losses = [v for line in lines for k, v in line.items() if k.endswith("loss")]
     assert losses
