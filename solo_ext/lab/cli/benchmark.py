@@ -15,19 +15,22 @@ from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.cli.commands import say, show
 from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, RayLauncher, SlurmLauncher
-from solo_ext.lab.experiments.plan import make_plan
+from solo_ext.lab.experiments.plan import PlannedRun, make_plan
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.report import differences_table, scores_table, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.settings import BenchmarkSettings, read_benchmark
-from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
+from solo_ext.lab.experiments.tuning import best_trials, trial_scores, trial_settings, write_tuned
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     settings = read_benchmark(args.config, args.overrides)
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
-    done, records = _run_settings(args, settings, args.rows, out)
+    plan = make_plan(settings, args.rows, args.devices, args.nodes)
+    if args.dry_run:
+        return _dry_run(settings, plan, len(plan), out)
+    done, records = _run_plan(args, settings, plan, out)
     return {**done, **_written(args, out, None)} if records else done
 
 
@@ -35,23 +38,34 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
     settings = read_benchmark(args.config, args.overrides)
     trials = trial_settings(settings, args.rows)
     out = Path(args.out or Path("benchmark_runs") / f"{Path(args.config).stem}-tuning")
-    done, records = _run_settings(args, trials, None, out)
-    if args.dry_run or done["failed"]:
-        return done
-    file = write_tuned(settings, trials, records, out)
+    plan = make_plan(trials, None, args.devices, args.nodes)
+    alive, scores, done = set(trials.rows), dict[str, float](), dict[str, Any]()
+    expected, whole_runs = list[PlannedRun](), 0.0
+    # The last budget of a row is its longest.
+    epochs = {run.row: run.config["max_epochs"] for run in plan}
+    for budget in trials.budgets:
+        rung = [run for run in plan if run.budget == budget and run.row in alive]
+        if args.dry_run:
+            # Which trials go on is not known yet, but how many: as many as if all were equal.
+            expected += rung
+            whole_runs += sum(run.config["max_epochs"] / epochs[run.row] for run in rung)
+            scores = {run.row: 0.0 for run in rung if run.row != trials.teacher}
+        else:
+            done, records = _run_plan(args, trials, rung, out)
+            if done["failed"]:
+                return done
+            scores = trial_scores(settings, records)
+        alive = {*best_trials(settings, scores), *([trials.teacher] if trials.teacher else ())}
+    if args.dry_run:
+        return _dry_run(trials, expected, whole_runs, out)
+    file = write_tuned(settings, trials, scores, out)
     say(args, f"next  solo-ext benchmark run {file}")
     return {**done, "tuned": str(file)}
 
 
-def _run_settings(
-    args: argparse.Namespace, settings: BenchmarkSettings, rows: list[str] | None, out: Path
+def _run_plan(
+    args: argparse.Namespace, settings: BenchmarkSettings, plan: list[PlannedRun], out: Path
 ) -> tuple[dict[str, Any], list[Record]]:
-    plan = make_plan(settings, rows, args.devices, args.nodes)
-    if args.dry_run:
-        for planned in plan:
-            _progress(planned.folder)
-        _progress(f"{len(plan)} runs{_minutes(settings, len(plan))}")
-        return {"out": str(out), "runs": [planned.folder for planned in plan]}, []
     launcher = _launcher(args, settings.threads, out)
     records, failed = run_benchmark(settings, plan, out, launcher, _progress)
     say(args, f"{len(records)} of {len(plan)} runs have records in {out}")
@@ -59,12 +73,18 @@ def _run_settings(
     return {**counts, "failed": _failures(failed)}, records
 
 
-def _minutes(settings: BenchmarkSettings, runs: int) -> str:
-    minutes, threads = settings.minutes, settings.threads
-    if minutes is None:
-        return ""
-    cores = "a core" if threads == 1 else f"{threads} cores"
-    return f" of about {minutes:g} minutes each: {runs * minutes:.0f} minutes of {cores}"
+def _dry_run(
+    settings: BenchmarkSettings, plan: list[PlannedRun], runs: float, out: Path
+) -> dict[str, Any]:
+    """Lists what would run, and how long it takes if the benchmark says so of whole ``runs``."""
+    for planned in plan:
+        _progress(planned.folder)
+    duration = ""
+    if settings.minutes is not None:
+        cores = "a core" if settings.threads == 1 else f"{settings.threads} cores"
+        duration = f": about {runs * settings.minutes:.0f} minutes of {cores}"
+    _progress(f"{len(plan)} runs{duration}")
+    return {"out": str(out), "runs": [planned.folder for planned in plan]}
 
 
 def _launcher(args: argparse.Namespace, threads: int, out: Path) -> Launcher:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,16 @@ def trial_settings(
 ) -> BenchmarkSettings:
     """A benchmark whose rows are the trials, ``<row>.<number>``; number 0 is the unchanged row.
 
+    Its budgets are the rungs, such as ``5-epochs``, and last the one of the benchmark itself.
+
     Trial n of a row is the n-th point of a scrambled Sobol sequence, whatever earlier trials
     scored: trials can run side by side, and a stopped search continues unchanged. A trial whose
     config is that of an earlier one is left out.
 
     Raises:
         ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
-            a measure that the evaluation does not give, or no setting to tune.
+            a measure that the evaluation does not give, no setting to tune, or rungs that do not
+            ascend to the epochs of every row.
 
     >>> from solo_ext.lab.experiments.settings import checked_benchmark
     >>> tuning = {"trials": 2, "space": {"optimizer.lr": {"choices": [0.1, 0.3]}}}
@@ -64,6 +67,10 @@ def trial_settings(
             changes = [*row.changes, *(f"{key}={json.dumps(v)}" for key, v in drawn.items())]
             trial = Row(config=row.config, changes=changes)
             config = composed(settings, dataset, budget, trial)
+            epochs = [*tuning.rungs, config["max_epochs"]]
+            if epochs != sorted(set(epochs)):
+                problem = f"do not ascend to the {epochs[-1]} epochs of {name}"
+                raise ConfigError("tuning.rungs", tuning.rungs, problem, "give fewer epochs first")
             if config not in tried:
                 tried.append(config)
                 trials[f"{name}.{number}"] = trial
@@ -76,6 +83,8 @@ def trial_settings(
                 name: DatasetEntry(changes=[*entry.changes, f"data.holdout={tuning.holdout}"])
                 for name, entry in settings.datasets.items()
             },
+            "budgets": {f"{n}-epochs": [f"max_epochs={n}"] for n in tuning.rungs}
+            | settings.budgets,
             "seeds": [0],
             "rows": trials,
             "default_rows": [name for name in trials if name != settings.teacher],
@@ -85,35 +94,70 @@ def trial_settings(
     )
 
 
+def trial_scores(settings: BenchmarkSettings, records: Sequence[Record]) -> dict[str, float]:
+    """Scores of trials by the measure of the tuning, without the teacher.
+
+    Raises:
+        ConfigError: the evaluation does not give the measure.
+
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> record = {"row": "hard_negative.0", "scores": {"linear": 52.5, "knn": 49.0}}
+    >>> trial_scores(read_benchmark("claims_e9"), [record])
+    {'hard_negative.0': 52.5}
+    """
+    measure = _tuning(settings).measure
+    scores: dict[str, float] = {}
+    for record in records:
+        if record["row"] == settings.teacher:
+            continue
+        if measure not in record["scores"]:
+            listed = ", ".join(record["scores"])
+            problem = "the evaluation does not give it"
+            raise ConfigError("tuning.measure", measure, problem, f"allowed: {listed}")
+        scores[record["row"]] = record["scores"][measure]
+    return scores
+
+
+def best_trials(settings: BenchmarkSettings, scores: Mapping[str, float]) -> list[str]:
+    """The trials that go on to the next rung: the best ``keep`` of each row, at least one.
+
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> scores = {"hard_negative.0": 40.0, "hard_negative.1": 45.0, "combination.0": 50.0}
+    >>> best_trials(read_benchmark("claims_e9"), scores)
+    ['combination.0', 'hard_negative.1']
+    """
+    keep = _tuning(settings).keep
+    return [
+        trial for of_row in _ranking(scores) for trial in of_row[: math.ceil(keep * len(of_row))]
+    ]
+
+
 def write_tuned(
-    settings: BenchmarkSettings, trials: BenchmarkSettings, records: Sequence[Record], out: Path
+    settings: BenchmarkSettings, trials: BenchmarkSettings, scores: Mapping[str, float], out: Path
 ) -> Path:
     """Writes ``tuned.yaml``: the benchmark with the settings of each row's best trial.
 
     Among equal trials the first is taken, so that a row changes only for a better score.
 
+    Args:
+        settings: the benchmark that is tuned.
+        trials: what :func:`trial_settings` made of it.
+        scores: of the trials of the last rung, by name.
+        out: folder of the file.
+
     >>> import tempfile
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> settings = read_benchmark("digits")
     >>> trials = trial_settings(settings, ["simclr"])
-    >>> scores = [{"row": name, "scores": {settings.tuning.measure: 90.0}} for name in trials.rows]
+    >>> scores = {"simclr.0": 90.0, "simclr.1": 91.0}
     >>> write_tuned(settings, trials, scores, Path(tempfile.mkdtemp())).name
     'tuned.yaml'
     """
-    measure = _tuning(settings).measure
-    scores = {record["row"]: record["scores"] for record in records}
-    tuned, best = dict(settings.rows), dict[str, float]()
-    for trial, row in trials.rows.items():
-        name = trial.rpartition(".")[0]
-        if trial == trials.teacher:
-            continue
-        if measure not in scores[trial]:
-            listed = ", ".join(scores[trial])
-            problem = "the evaluation does not give it"
-            raise ConfigError("tuning.measure", measure, problem, f"allowed: {listed}")
-        if name not in best or scores[trial][measure] > best[name]:
-            best[name] = scores[trial][measure]
-            tuned[name] = settings.rows[name].model_copy(update={"changes": row.changes})
+    tuned = dict(settings.rows)
+    for best, *_ in _ranking(scores):
+        name = _row_of(best)
+        changes = trials.rows[best].changes
+        tuned[name] = settings.rows[name].model_copy(update={"changes": changes})
     of_best = settings.model_copy(
         update={"title": f"{settings.title}, tuned", "rows": tuned, "tuning": None}
     )
@@ -121,6 +165,18 @@ def write_tuned(
     text = yaml.safe_dump(of_best.model_dump(exclude_defaults=True), sort_keys=False)
     write_text(file, text)
     return file
+
+
+def _ranking(scores: Mapping[str, float]) -> list[list[str]]:
+    """The trials of each row, the best first; equal ones stay in order."""
+    rows: dict[str, list[str]] = {}
+    for trial in sorted(scores, key=lambda trial: -scores[trial]):
+        rows.setdefault(_row_of(trial), []).append(trial)
+    return list(rows.values())
+
+
+def _row_of(trial: str) -> str:
+    return trial.rpartition(".")[0]
 
 
 def _tuning(settings: BenchmarkSettings) -> Tuning:

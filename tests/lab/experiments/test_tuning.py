@@ -8,10 +8,11 @@ import yaml
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.cli import benchmark
+from solo_ext.lab.cli.main import main
 from solo_ext.lab.experiments.plan import make_plan
-from solo_ext.lab.experiments.records import read_records
+from solo_ext.lab.experiments.records import Record, read_records
 from solo_ext.lab.experiments.settings import BenchmarkSettings, checked_benchmark, read_benchmark
-from solo_ext.lab.experiments.tuning import trial_settings, write_tuned
+from solo_ext.lab.experiments.tuning import best_trials, trial_scores, trial_settings, write_tuned
 from tests.lab.experiments.conftest import in_this_process
 
 SPACE = {
@@ -23,10 +24,6 @@ SPACE = {
 def settings(tiny: dict[str, Any], **change: Any) -> BenchmarkSettings:
     tuning = {"trials": 5, "holdout": 0.25, "space": SPACE} | change
     return checked_benchmark(tiny | {"tuning": tuning})
-
-
-def scored(trials: BenchmarkSettings, scores: dict[str, float]) -> Any:
-    return [{"row": row, "scores": {"knn": scores.get(row, 1.0)}} for row in trials.rows]
 
 
 def test_trials_of_a_row(tiny: dict[str, Any]) -> None:
@@ -69,8 +66,8 @@ def test_trials_are_scored_on_held_out_training_images(tiny: dict[str, Any]) -> 
 def test_the_best_trial_is_taken(tmp_path: Path, tiny: dict[str, Any]) -> None:
     given = settings(tiny)
     made = trial_settings(given, ["simclr", "debiased"])
-    scores = {"simclr.3": 5.0, "simclr.4": 5.0, "debiased.0": 1.0}
-    file = write_tuned(given, made, scored(made, scores), tmp_path)
+    scores = dict.fromkeys(made.rows, 1.0) | {"simclr.3": 5.0, "simclr.4": 5.0}
+    file = write_tuned(given, made, scores, tmp_path)
     tuned = read_benchmark(str(file))
     assert tuned.rows["simclr"].changes == made.rows["simclr.3"].changes
     assert tuned.rows["debiased"].changes == []
@@ -78,16 +75,26 @@ def test_the_best_trial_is_taken(tmp_path: Path, tiny: dict[str, Any]) -> None:
     assert make_plan(tuned)[0].config["optimizer"]["lr"] != 0.3
 
 
+def test_the_best_trials_of_each_row_go_on(tiny: dict[str, Any]) -> None:
+    """A row does not lose its trials to a better row, and keeps one at least."""
+    scores = {f"a.{n}": 10.0 + n for n in range(5)} | {"b.0": 1.0, "b.1": 3.0, "b.2": 3.0}
+    assert set(best_trials(settings(tiny, keep=0.4), scores)) == {"a.4", "a.3", "b.1", "b.2"}
+    assert set(best_trials(settings(tiny, keep=0.01), scores)) == {"a.4", "b.1"}
+
+
 def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
     given = settings(tiny, measure="knn_of_another_kind")
     trials = trial_settings(given)
     assert {name.partition(".")[0] for name in trials.rows} == {"simclr", "debiased"}
     with pytest.raises(ConfigError, match="allowed: knn"):
-        write_tuned(given, trials, scored(trials, {}), Path())
+        trial_scores(given, [{"row": "simclr.0", "scores": {"knn": 1.0}}])  # type: ignore[typeddict-item]
     with pytest.raises(ConfigError, match="not a row to tune"):
         trial_settings(given, ["raw-pixels"])
     with pytest.raises(ConfigError, match=r"tuning\.measure='linear'.*allowed: knn"):
         trial_settings(settings(tiny, measure="linear"), ["simclr"])
+    for rungs in ([3], [2, 1], [1, 1]):
+        with pytest.raises(ConfigError, match=r"tuning\.rungs.*do not ascend to the 3 epochs"):
+            trial_settings(settings(tiny, rungs=rungs), ["simclr"])
     tiny["budgets"] = {"a": [], "b": ["max_epochs=2"]}
     with pytest.raises(ConfigError, match="takes one data set and budget"):
         trial_settings(settings(tiny), ["simclr"])
@@ -95,23 +102,40 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_from_the_command_line(
-    tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tiny: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from solo_ext.lab.cli.main import main
-
+    """Three trials of an epoch, of which the best two train for all three."""
     monkeypatch.setattr(benchmark, "LocalLauncher", lambda *_: in_this_process)
     file = tmp_path / "tiny.yaml"
-    tuning = {"trials": 2, "holdout": 0.25, "space": SPACE}
-    file.write_text(yaml.safe_dump(tiny | {"tuning": tuning}))
+    tuning = {"trials": 3, "holdout": 0.25, "space": SPACE, "rungs": [1], "keep": 0.5}
+    file.write_text(yaml.safe_dump(tiny | {"tuning": tuning, "minutes": 5}))
     out = tmp_path / "out"
     words = ["benchmark", "tune", str(file), "--rows", "simclr", "--out", str(out)]
+    assert main([*words, "--dry-run"]) == 0
+    assert "5 runs: about 15 minutes of a core\n" in capsys.readouterr().err
     assert main(words) == 0
     assert read_benchmark(str(out / "tuned.yaml")).title == "tiny, tuned"
-    records = {r["row"]: r for r in read_records(out)}
-    # 280 training images but for a quarter.
-    assert [records[f"simclr.{n}"]["images"] for n in range(2)] == [210, 210]
-    rates = {row: record["config"]["optimizer"]["lr"] for row, record in records.items()}
-    best = max(records, key=lambda row: records[row]["scores"]["knn"])
-    assert make_plan(read_benchmark(str(out / "tuned.yaml")), ["simclr"])[0].config["optimizer"][
-        "lr"
-    ] == pytest.approx(rates[best])
+    rungs: dict[str, dict[str, Record]] = {"1-epochs": {}, "default": {}}
+    for record in read_records(out):
+        rungs[record["budget"]][record["row"]] = record
+        # 280 training images but for a quarter.
+        assert record["images"] == 210
+        assert record["config"]["max_epochs"] == {"1-epochs": 1, "default": 3}[record["budget"]]
+
+    def by_score(budget: str) -> list[str]:
+        return sorted(rungs[budget], key=lambda row: -rungs[budget][row]["scores"]["knn"])
+
+    assert sorted(by_score("1-epochs")) == [f"simclr.{n}" for n in range(3)]
+    assert set(by_score("default")) == set(by_score("1-epochs")[:2])
+    best = rungs["default"][by_score("default")[0]]
+    (tuned, *_) = make_plan(read_benchmark(str(out / "tuned.yaml")), ["simclr"])
+    assert tuned.config["optimizer"]["lr"] == pytest.approx(best["config"]["optimizer"]["lr"])
+    assert tuned.config["max_epochs"] == 3
+    # Nothing is left to train, and the choice is the same.
+    before = (out / "tuned.yaml").read_text()
+    assert main(words) == 0
+    assert (out / "tuned.yaml").read_text() == before
+    assert len(read_records(out)) == 5
