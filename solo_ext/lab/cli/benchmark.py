@@ -38,26 +38,27 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
     settings = read_benchmark(args.config, args.overrides)
     trials = trial_settings(settings, args.rows)
     out = Path(args.out or Path("benchmark_runs") / f"{Path(args.config).stem}-tuning")
-    plan = make_plan(trials, None, args.devices, args.nodes)
-    alive, scores, done = set(trials.rows), dict[str, float](), dict[str, Any]()
-    expected, whole_runs = list[PlannedRun](), 0.0
-    # The last budget of a row is its longest.
-    epochs = {run.row: run.config["max_epochs"] for run in plan}
+    *_, whole = trials.budgets
+    # Students of every rung have the same teacher, trained to its end.
+    plan = make_plan(trials, None, args.devices, args.nodes, whole)
+    expected = teachers = [run for run in plan if run.kind == "teacher"]
+    alive, scores, done = list(trials.rows), dict[str, float](), dict[str, Any]()
     for budget in trials.budgets:
-        rung = [run for run in plan if run.budget == budget and run.row in alive]
+        rung = [r for r in plan if r.budget == budget and r.row in alive and r not in teachers]
         if args.dry_run:
             # Which trials go on is not known yet, but how many: as many as if all were equal.
-            expected += rung
-            whole_runs += sum(run.config["max_epochs"] / epochs[run.row] for run in rung)
-            scores = {run.row: 0.0 for run in rung if run.row != trials.teacher}
+            expected = expected + rung
+            scores = {run.row: 0.0 for run in rung}
         else:
-            done, records = _run_plan(args, trials, rung, out)
+            done, records = _run_plan(args, trials, [*teachers, *rung], out)
             if done["failed"]:
                 return done
             scores = trial_scores(settings, records)
-        alive = {*best_trials(settings, scores), *([trials.teacher] if trials.teacher else ())}
+        alive = best_trials(settings, scores)
     if args.dry_run:
-        return _dry_run(trials, expected, whole_runs, out)
+        epochs = {run.row: run.config["max_epochs"] for run in plan if run.budget == whole}
+        runs = sum(run.config["max_epochs"] / epochs[run.row] for run in expected)
+        return _dry_run(trials, expected, runs, out)
     file = write_tuned(settings, trials, scores, out)
     say(args, f"next  solo-ext benchmark run {file}")
     return {**done, "tuned": str(file)}

@@ -58,12 +58,17 @@ class PlannedRun:
 
 
 def make_plan(
-    settings: BenchmarkSettings, rows: Sequence[str] | None = None, devices: int = 1, nodes: int = 1
+    settings: BenchmarkSettings,
+    rows: Sequence[str] | None = None,
+    devices: int = 1,
+    nodes: int = 1,
+    teacher_budget: str | None = None,
 ) -> list[PlannedRun]:
     """Plans all runs: the teachers first, then all rows seed by seed.
 
     ``rows`` are the default ones if none are named. The ``devices`` on each of the ``nodes`` of a
-    run share its batch. The teacher is planned too if a student is planned.
+    run share its batch. The teacher is planned too if a student is planned; it has the students'
+    own budget, or the ``teacher_budget``.
 
     Raises:
         ConfigError: an unknown row, two equal rows, or an invalid config.
@@ -82,12 +87,14 @@ def make_plan(
             teacher = None
             shares = devices, nodes
             if settings.teacher is not None and trains:
-                (teacher,) = _runs(settings, dataset, budget, settings.teacher, shares, None)
+                of = teacher_budget or budget
+                (teacher,) = _runs(settings, dataset, of, settings.teacher, shares, None)
             runs: list[PlannedRun] = []
             for name in names:
                 if name != settings.teacher:
                     runs += _runs(settings, dataset, budget, name, shares, teacher)
-            if teacher and (settings.teacher in names or any(run.teacher for run in runs)):
+            taught = settings.teacher in names or any(run.teacher for run in runs)
+            if teacher and taught and teacher not in found:
                 found.append(teacher)
             found += runs
     first: dict[str, PlannedRun] = {}

@@ -1,5 +1,6 @@
 """Tuning: the draws, the hold-out, and what is made of the scores."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +108,18 @@ def test_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Three trials of an epoch, of which the best two train for all three."""
+    """Three trials of an epoch, of which the best two train for all three; one whole teacher."""
     monkeypatch.setattr(benchmark, "LocalLauncher", lambda *_: in_this_process)
-    file = tmp_path / "tiny.yaml"
     tuning = {"trials": 3, "holdout": 0.25, "space": SPACE, "rungs": [1], "keep": 0.5}
-    file.write_text(yaml.safe_dump(tiny | {"tuning": tuning, "minutes": 5}))
+    tiny |= {"tuning": tuning, "minutes": 5, "teacher": "teacher"}
+    teacher = {"config": "teacher", "changes": ["method_kwargs.temperature=0.3"]}
+    tiny["rows"] |= {"teacher": teacher, "seed": {"config": "seed"}}
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny))
     out = tmp_path / "out"
-    words = ["benchmark", "tune", str(file), "--rows", "simclr", "--out", str(out)]
+    words = ["benchmark", "tune", str(file), "--rows", "simclr", "seed", "--out", str(out)]
     assert main([*words, "--dry-run"]) == 0
-    assert "5 runs: about 15 minutes of a core\n" in capsys.readouterr().err
+    assert "11 runs: about 35 minutes of a core\n" in capsys.readouterr().err
     assert main(words) == 0
     assert read_benchmark(str(out / "tuned.yaml")).title == "tiny, tuned"
     rungs: dict[str, dict[str, Record]] = {"1-epochs": {}, "default": {}}
@@ -125,17 +129,24 @@ def test_from_the_command_line(
         assert record["images"] == 210
         assert record["config"]["max_epochs"] == {"1-epochs": 1, "default": 3}[record["budget"]]
 
-    def by_score(budget: str) -> list[str]:
-        return sorted(rungs[budget], key=lambda row: -rungs[budget][row]["scores"]["knn"])
+    def by_score(budget: str, row: str) -> list[str]:
+        trials = [trial for trial in rungs[budget] if trial.startswith(row)]
+        return sorted(trials, key=lambda trial: -rungs[budget][trial]["scores"]["knn"])
 
-    assert sorted(by_score("1-epochs")) == [f"simclr.{n}" for n in range(3)]
-    assert set(by_score("default")) == set(by_score("1-epochs")[:2])
-    best = rungs["default"][by_score("default")[0]]
-    (tuned, *_) = make_plan(read_benchmark(str(out / "tuned.yaml")), ["simclr"])
-    assert tuned.config["optimizer"]["lr"] == pytest.approx(best["config"]["optimizer"]["lr"])
-    assert tuned.config["max_epochs"] == 3
+    for row in ("simclr", "seed"):
+        first, last = by_score("1-epochs", row), by_score("default", row)
+        assert sorted(first) == [f"{row}.{n}" for n in range(3)]
+        assert set(last) == set(first[:2])
+        best = rungs["default"][last[0]]
+        *_, tuned = make_plan(read_benchmark(str(out / "tuned.yaml")), [row])
+        assert tuned.config["optimizer"]["lr"] == pytest.approx(best["config"]["optimizer"]["lr"])
+        assert tuned.config["max_epochs"] == 3
+    plans = [json.loads(plan.read_text()) for plan in out.glob("runs/*/planned.json")]
+    assert {plan["teacher"] for plan in plans if plan["row"].startswith("seed")} == {
+        path.name for path in out.glob("runs/digits-default-teacher-0-*")
+    }
     # Nothing is left to train, and the choice is the same.
     before = (out / "tuned.yaml").read_text()
     assert main(words) == 0
     assert (out / "tuned.yaml").read_text() == before
-    assert len(read_records(out)) == 5
+    assert len(read_records(out)) == 11
