@@ -56,7 +56,7 @@ def trial_settings(
         for name, row in settings.rows.items()
         if row.baseline is None and name != settings.teacher
     ]
-    (dataset,), (budget,) = settings.datasets, settings.budgets
+    (dataset,), ((budget, of_all),) = settings.datasets, settings.budgets.items()
     trials: dict[str, Row] = {}
     for name in rows or trainable:
         if name not in trainable:
@@ -83,8 +83,10 @@ def trial_settings(
                 name: DatasetEntry(changes=[*entry.changes, f"data.holdout={tuning.holdout}"])
                 for name, entry in settings.datasets.items()
             },
-            "budgets": {f"{n}-epochs": [f"max_epochs={n}"] for n in tuning.rungs}
-            | settings.budgets,
+            "budgets": {
+                **{f"{n}-epochs": [*of_all, f"max_epochs={n}"] for n in tuning.rungs},
+                budget: of_all,
+            },
             "seeds": [0],
             "rows": trials,
             "default_rows": [name for name in trials if name != settings.teacher],

@@ -76,6 +76,16 @@ def test_the_best_trial_is_taken(tmp_path: Path, tiny: dict[str, Any]) -> None:
     assert make_plan(tuned)[0].config["optimizer"]["lr"] != 0.3
 
 
+def test_a_rung_is_its_budget_with_fewer_epochs(tiny: dict[str, Any]) -> None:
+    tiny["budgets"] = {"long": ["max_epochs=9", "optimizer.weight_decay=0.5"]}
+    space = {"optimizer.lr": SPACE["optimizer.lr"]}
+    runs = make_plan(trial_settings(settings(tiny, rungs=[2, 4], space=space), ["simclr"]))
+    epochs = {run.budget: run.config["max_epochs"] for run in runs}
+    assert list(epochs.items()) == [("2-epochs", 2), ("4-epochs", 4), ("long", 9)]
+    assert len(runs) == 3 * 5
+    assert {run.config["optimizer"]["weight_decay"] for run in runs} == {0.5}
+
+
 def test_the_best_trials_of_each_row_go_on(tiny: dict[str, Any]) -> None:
     """A row does not lose its trials to a better row, and keeps one at least."""
     scores = {f"a.{n}": 10.0 + n for n in range(5)} | {"b.0": 1.0, "b.1": 3.0, "b.2": 3.0}
