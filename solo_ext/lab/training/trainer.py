@@ -247,6 +247,10 @@ class JsonLines(Logger):
                 if isinstance(done, int) and done < step:
                     kept.append(line)
             write_text(self.file, "".join(json.dumps(line) + "\n" for line in kept))
+        before = kept[-1].get("seconds") if kept else None
+        if isinstance(before, int | float):
+            # Seconds go on too: they are of work, without the time between two calls.
+            self._begin = time.monotonic() - before
         if unlogged is None:
             return
         metrics, last = unlogged["metrics"], unlogged["step"]

@@ -292,6 +292,22 @@ def test_half_written_lines_are_passed_over(tmp_path: Path) -> None:
     assert read_jsonl(lines.file) == []
 
 
+def test_seconds_go_on_without_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("solo_ext.lab.training.trainer.time.monotonic", lambda: now)
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for step in (0, 1, 2):
+        now += 10
+        lines.log_metrics({"a": step}, step=step)
+    now = 5.0  # The machine was started anew.
+    resumed = JsonLines(lines.file)
+    for _ in range(2):
+        resumed.go_on(2, None)
+    now += 7
+    resumed.log_metrics({"a": 2}, step=2)
+    assert [line["seconds"] for line in read_jsonl(lines.file)] == [10.0, 20.0, 27.0]
+
+
 def test_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:
     """Those of steps that are repeated go, step 0 too; what a checkpoint knows of is added once."""
     lines = JsonLines(tmp_path / "metrics.jsonl")
