@@ -21,7 +21,7 @@ from solo_ext.lab.experiments.report import differences_table, scores_table, wri
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.settings import BenchmarkSettings, read_benchmark
-from solo_ext.lab.experiments.tuning import best_trials, trial_scores, trial_settings, write_tuned
+from solo_ext.lab.experiments.tuning import measured_by, search, trial_settings, write_tuned
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
     plan = make_plan(settings, args.rows, args.devices, args.nodes)
     if args.dry_run:
-        return _dry_run(settings, plan, len(plan), out)
+        return _dry_run(settings, plan, len(plan), len(plan), out)
     done, records = _run_plan(args, settings, plan, out)
     return {**done, **_written(args, out, None)} if records else done
 
@@ -39,29 +39,44 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
     trials = trial_settings(settings, args.rows)
     out = Path(args.out or Path("benchmark_runs") / f"{Path(args.config).stem}-tuning")
     *_, whole = trials.budgets
+    names = [name for name in trials.rows if name != trials.teacher]
     # Students of every rung have the same teacher, trained to its end.
-    plan = make_plan(trials, None, args.devices, args.nodes, whole)
-    expected = teachers = [run for run in plan if run.kind == "teacher"]
-    alive, scores, done = list(trials.rows), dict[str, float](), dict[str, Any]()
-    for budget in trials.budgets:
-        rung = [r for r in plan if r.budget == budget and r.row in alive and r not in teachers]
-        if args.dry_run:
-            # Which trials go on is not known yet, but how many: as many as if all were equal.
-            expected = expected + rung
-            scores = {run.row: 0.0 for run in rung}
-        else:
-            done, records = _run_plan(args, trials, [*teachers, *rung], out)
-            if done["failed"]:
-                return done
-            scores = trial_scores(settings, records)
-        alive = best_trials(settings, scores)
+    plan = make_plan(trials, names, args.devices, args.nodes, whole)
     if args.dry_run:
-        epochs = {run.row: run.config["max_epochs"] for run in plan if run.budget == whole}
-        runs = sum(run.config["max_epochs"] / epochs[run.row] for run in expected)
-        return _dry_run(trials, expected, runs, out)
+        return _dry_tune(settings, trials, plan, out)
+    every: dict[str, Any] = {}
+
+    def run_all(rung: list[PlannedRun]) -> dict[str, float]:
+        done, records = _run_plan(args, trials, rung, out)
+        failed = [*every.get("failed", []), *done["failed"]]
+        every.update(done, failed=failed)
+        return measured_by(settings, [r for r in records if r["kind"] != "teacher"])
+
+    scores = search(settings, trials, plan, run_all)
+    if not scores:
+        return every
     file = write_tuned(settings, trials, scores, out)
     say(args, f"next  solo-ext benchmark run {file}")
-    return {**done, "tuned": str(file)}
+    return {**every, "tuned": str(file)}
+
+
+def _dry_tune(
+    settings: BenchmarkSettings, trials: BenchmarkSettings, plan: list[PlannedRun], out: Path
+) -> dict[str, Any]:
+    """Lists the first rung: which trials go on is not known yet, but how many at most."""
+    rungs: list[list[PlannedRun]] = []
+
+    def pretend(rung: list[PlannedRun]) -> dict[str, float]:
+        rungs.append(rung)
+        # The last trials win, so that the unchanged row goes on besides them.
+        return {run.key: float(place) for place, run in enumerate(rung)}
+
+    search(settings, trials, plan, pretend)
+    *_, whole = trials.budgets
+    epochs = {run.row: run.config["max_epochs"] for run in plan if run.budget == whole}
+    every = {run.key: run for rung in rungs for run in rung}.values()
+    runs = sum(run.config["max_epochs"] / epochs[run.row] for run in every)
+    return _dry_run(trials, rungs[0], len(every), runs, out)
 
 
 def _run_plan(
@@ -75,17 +90,19 @@ def _run_plan(
 
 
 def _dry_run(
-    settings: BenchmarkSettings, plan: list[PlannedRun], runs: float, out: Path
+    settings: BenchmarkSettings, first: list[PlannedRun], count: int, whole: float, out: Path
 ) -> dict[str, Any]:
-    """Lists what would run, and how long it takes if the benchmark says so of whole ``runs``."""
-    for planned in plan:
+    """Lists the first runs, and says how many there are and how long as many whole ones take."""
+    for planned in first:
         _progress(planned.folder)
+    if count > len(first):
+        _progress(f"then up to {count - len(first)} of these with more epochs")
     duration = ""
     if settings.minutes is not None:
         cores = "a core" if settings.threads == 1 else f"{settings.threads} cores"
-        duration = f": about {runs * settings.minutes:.0f} minutes of {cores}"
-    _progress(f"{len(plan)} runs{duration}")
-    return {"out": str(out), "runs": [planned.folder for planned in plan]}
+        duration = f": about {whole * settings.minutes:.0f} minutes of {cores}"
+    _progress(f"{count} runs{duration}")
+    return {"out": str(out), "runs": [planned.folder for planned in first]}
 
 
 def _launcher(args: argparse.Namespace, threads: int, out: Path) -> Launcher:

@@ -115,7 +115,10 @@ def benchmark_sections(results: Results) -> list[Section]:
     if settings.hypotheses:
         sections.append(_hypotheses(results))
     if results.records:
-        measured: list[Block] = [Paragraph(_MEASURED), _protocols_table(results.records)]
+        held_out = any((r["config"].get("data") or {}).get("holdout") for r in results.records)
+        split = _HELD_OUT if held_out else "the test split, which chooses nothing"
+        how = Paragraph(_MEASURED.format(split=split, settings=SETTINGS))
+        measured: list[Block] = [how, _protocols_table(results.records)]
         sections += [
             Section("What ran where", [_environments_table(results.records)]),
             Section("How each number is measured", measured),
@@ -124,12 +127,13 @@ def benchmark_sections(results: Results) -> list[Section]:
 
 
 _MEASURED = (
-    "Scores are percent, after the last epoch, on the test split, which chooses nothing; the "
+    "Scores are percent, after the last epoch, on {split}; the "
     "backbone is frozen unless the protocol says otherwise. Seconds and images/s are of training "
     "without evaluations, on machines that may have run other jobs, and compare only where machine "
     "and threads are the same. Peak memory is that of the training process. Settings that are not "
-    f"named are the protocol's defaults; what each row trains is in {SETTINGS}."
+    "named are the protocol's defaults; what each row trains is in {settings}."
 )
+_HELD_OUT = "held-out training images"
 
 
 def _place_sections(results: Results, place: Place) -> list[Section]:

@@ -79,8 +79,8 @@ class Tuning(Section):
         holdout: share of the training images that scores a trial.
         measure: name of the score, as in ``headline``.
         rungs: epochs of shorter trainings, ascending, after each of which only the best trials of
-            a row go on, to start anew with more epochs (successive halving, Jamieson and
-            Talwalkar 2016, arXiv 1502.07943). Empty: all trials train as long as the row.
+            a row and the unchanged row go on, to start anew with more epochs (successive halving,
+            Jamieson and Talwalkar 2016, arXiv 1502.07943). Empty: all train as long as the row.
         keep: share of a row's trials that goes on, rounded up.
 
     >>> Tuning(trials=4, space={"optimizer.lr": {"low": 0.01, "high": 1.0, "log": True}}).measure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from scipy.stats import qmc
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import write_text
-from solo_ext.lab.experiments.plan import composed
+from solo_ext.lab.experiments.plan import PlannedRun, composed
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.settings import (
     BenchmarkSettings,
@@ -38,7 +38,7 @@ def trial_settings(
     Raises:
         ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
             a measure that the evaluation does not give, no setting to tune, or rungs that do not
-            ascend to the epochs of every row.
+            ascend from the warm-up of every row to its epochs.
 
     >>> from solo_ext.lab.experiments.settings import checked_benchmark
     >>> tuning = {"trials": 2, "space": {"optimizer.lr": {"choices": [0.1, 0.3]}}}
@@ -67,10 +67,8 @@ def trial_settings(
             changes = [*row.changes, *(f"{key}={json.dumps(v)}" for key, v in drawn.items())]
             trial = Row(config=row.config, changes=changes)
             config = composed(settings, dataset, budget, trial)
-            epochs = [*tuning.rungs, config["max_epochs"]]
-            if epochs != sorted(set(epochs)):
-                problem = f"do not ascend to the {epochs[-1]} epochs of {name}"
-                raise ConfigError("tuning.rungs", tuning.rungs, problem, "give fewer epochs first")
+            if tuning.rungs:
+                _check_rungs(tuning.rungs, name, config)
             if config not in tried:
                 tried.append(config)
                 trials[f"{name}.{number}"] = trial
@@ -89,49 +87,98 @@ def trial_settings(
             },
             "seeds": [0],
             "rows": trials,
-            "default_rows": [name for name in trials if name != settings.teacher],
+            # Of trials that a rung ends no run is missing.
+            "default_rows": [] if tuning.rungs else [n for n in trials if n != settings.teacher],
             "hypotheses": {},
             "tuning": None,
         }
     )
 
 
-def trial_scores(settings: BenchmarkSettings, records: Sequence[Record]) -> dict[str, float]:
-    """Scores of trials by the measure of the tuning, without the teacher.
+def _check_rungs(rungs: Sequence[int], name: str, config: Mapping[str, Any]) -> None:
+    epochs, warmup = config["max_epochs"], config["scheduler"].get("warmup_epochs") or 0
+    ascending = [*rungs, epochs]
+    if ascending != sorted(set(ascending)):
+        problem = f"do not ascend to the {epochs} epochs of {name}"
+        raise ConfigError("tuning.rungs", list(rungs), problem, "give fewer epochs first")
+    if rungs[0] <= warmup:
+        problem = f"the first ends within the {warmup} epochs of warm-up of {name}"
+        raise ConfigError("tuning.rungs", list(rungs), problem, "give more epochs")
+
+
+def search(
+    settings: BenchmarkSettings,
+    trials: BenchmarkSettings,
+    plan: Sequence[PlannedRun],
+    run_all: Callable[[list[PlannedRun]], Mapping[str, float]],
+) -> dict[str, float]:
+    """Runs all rungs, each with the trials that the one before let go on.
+
+    Args:
+        settings: the benchmark that is tuned.
+        trials: what :func:`trial_settings` made of it.
+        plan: the runs of all trials in all rungs, and the teacher's.
+        run_all: executes the teacher and the trials of a rung, and returns the scores of the
+            trials by the keys of their runs; a trial that failed has none.
+
+    Returns:
+        The scores of the last rung by trial; empty if no trial of some row had one in a rung.
+
+    >>> from solo_ext.lab.experiments.plan import make_plan
+    >>> from solo_ext.lab.experiments.settings import read_benchmark
+    >>> tuning = ["tuning.trials=4", "+tuning.rungs=[20]", "+tuning.keep=0.3"]
+    >>> settings = read_benchmark("digits", tuning)
+    >>> trials = trial_settings(settings, ["simclr"])
+    >>> plan = make_plan(trials, ["simclr.0", "simclr.1", "simclr.3"])
+    >>> def run_all(rung):
+    ...     print([run.row for run in rung], rung[0].config["max_epochs"])
+    ...     return {run.key: run.config["optimizer"]["lr"] for run in rung}
+    >>> search(settings, trials, plan, run_all)
+    ['simclr.0', 'simclr.1', 'simclr.3'] 20
+    ['simclr.0', 'simclr.1'] 40
+    {'simclr.0': 0.05799, 'simclr.1': 0.6392}
+    """
+    teachers = [run for run in plan if run.kind == "teacher"]
+    alive = {run.row for run in plan} - {run.row for run in teachers}
+    scores: dict[str, float] = {}
+    for budget in trials.budgets:
+        rung = [run for run in plan if run.budget == budget and run.row in alive]
+        by_key = run_all([*teachers, *rung])
+        scores = {run.row: by_key[run.key] for run in rung if run.key in by_key}
+        if {_row_of(trial) for trial in scores} != {_row_of(trial) for trial in alive}:
+            return {}
+        alive = _best_trials(scores, _tuning(settings).keep)
+    return scores
+
+
+def _best_trials(scores: Mapping[str, float], keep: float) -> set[str]:
+    """The best of each row's trials, and the unchanged row, than which another must be better."""
+    found = set()
+    for of_row in _ranking(scores):
+        # Round first: 0.28 * 25 is a little more than 7.
+        count = math.ceil(round(keep * len(of_row), 6))
+        found |= {*of_row[:count], *(t for t in of_row if t.endswith(".0"))}
+    return found
+
+
+def measured_by(settings: BenchmarkSettings, records: Sequence[Record]) -> dict[str, float]:
+    """Scores by the measure of the tuning, by the keys of the runs.
 
     Raises:
         ConfigError: the evaluation does not give the measure.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
-    >>> record = {"row": "hard_negative.0", "scores": {"linear": 52.5, "knn": 49.0}}
-    >>> trial_scores(read_benchmark("claims_e9"), [record])
-    {'hard_negative.0': 52.5}
+    >>> record = {"key": "0f3a", "scores": {"linear": 52.5, "knn": 49.0}}
+    >>> measured_by(read_benchmark("claims_e9"), [record])
+    {'0f3a': 52.5}
     """
     measure = _tuning(settings).measure
-    scores: dict[str, float] = {}
     for record in records:
-        if record["row"] == settings.teacher:
-            continue
         if measure not in record["scores"]:
             listed = ", ".join(record["scores"])
             problem = "the evaluation does not give it"
             raise ConfigError("tuning.measure", measure, problem, f"allowed: {listed}")
-        scores[record["row"]] = record["scores"][measure]
-    return scores
-
-
-def best_trials(settings: BenchmarkSettings, scores: Mapping[str, float]) -> list[str]:
-    """The trials that go on to the next rung: the best ``keep`` of each row, at least one.
-
-    >>> from solo_ext.lab.experiments.settings import read_benchmark
-    >>> scores = {"hard_negative.0": 40.0, "hard_negative.1": 45.0, "combination.0": 50.0}
-    >>> best_trials(read_benchmark("claims_e9"), scores)
-    ['combination.0', 'hard_negative.1']
-    """
-    keep = _tuning(settings).keep
-    return [
-        trial for of_row in _ranking(scores) for trial in of_row[: math.ceil(keep * len(of_row))]
-    ]
+    return {record["key"]: record["scores"][measure] for record in records}
 
 
 def write_tuned(
@@ -144,7 +191,7 @@ def write_tuned(
     Args:
         settings: the benchmark that is tuned.
         trials: what :func:`trial_settings` made of it.
-        scores: of the trials of the last rung, by name.
+        scores: what :func:`search` returned.
         out: folder of the file.
 
     >>> import tempfile

@@ -249,7 +249,7 @@ class JsonLines(Logger):
             write_text(self.file, "".join(json.dumps(line) + "\n" for line in kept))
         before = kept[-1].get("seconds") if kept else None
         if isinstance(before, int | float):
-            # Seconds go on too: they are of work, without the time between two calls.
+            # Count on from there: the time between two calls is no work.
             self._begin = time.monotonic() - before
         if unlogged is None:
             return

@@ -10,16 +10,21 @@ import yaml
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.cli import benchmark
 from solo_ext.lab.cli.main import main
-from solo_ext.lab.experiments.plan import make_plan
+from solo_ext.lab.experiments.plan import PlannedRun, make_plan
 from solo_ext.lab.experiments.records import Record, read_records
 from solo_ext.lab.experiments.settings import BenchmarkSettings, checked_benchmark, read_benchmark
-from solo_ext.lab.experiments.tuning import best_trials, trial_scores, trial_settings, write_tuned
+from solo_ext.lab.experiments.tuning import measured_by, search, trial_settings, write_tuned
 from tests.lab.experiments.conftest import in_this_process
 
 SPACE = {
     "optimizer.lr": {"low": 0.01, "high": 1.0, "log": True},
     "optimizer.weight_decay": {"choices": [1e-5, 1e-4]},
 }
+
+
+def without_warmup(tiny: dict[str, Any]) -> dict[str, Any]:
+    tiny["datasets"]["digits"]["changes"] += ["scheduler.warmup_epochs=0"]
+    return tiny
 
 
 def settings(tiny: dict[str, Any], **change: Any) -> BenchmarkSettings:
@@ -77,7 +82,7 @@ def test_the_best_trial_is_taken(tmp_path: Path, tiny: dict[str, Any]) -> None:
 
 
 def test_a_rung_is_its_budget_with_fewer_epochs(tiny: dict[str, Any]) -> None:
-    tiny["budgets"] = {"long": ["max_epochs=9", "optimizer.weight_decay=0.5"]}
+    without_warmup(tiny)["budgets"] = {"long": ["max_epochs=9", "optimizer.weight_decay=0.5"]}
     space = {"optimizer.lr": SPACE["optimizer.lr"]}
     runs = make_plan(trial_settings(settings(tiny, rungs=[2, 4], space=space), ["simclr"]))
     epochs = {run.budget: run.config["max_epochs"] for run in runs}
@@ -86,11 +91,40 @@ def test_a_rung_is_its_budget_with_fewer_epochs(tiny: dict[str, Any]) -> None:
     assert {run.config["optimizer"]["weight_decay"] for run in runs} == {0.5}
 
 
-def test_the_best_trials_of_each_row_go_on(tiny: dict[str, Any]) -> None:
-    """A row does not lose its trials to a better row, and keeps one at least."""
-    scores = {f"a.{n}": 10.0 + n for n in range(5)} | {"b.0": 1.0, "b.1": 3.0, "b.2": 3.0}
-    assert set(best_trials(settings(tiny, keep=0.4), scores)) == {"a.4", "a.3", "b.1", "b.2"}
-    assert set(best_trials(settings(tiny, keep=0.01), scores)) == {"a.4", "b.1"}
+def test_the_best_of_each_row_go_on(tiny: dict[str, Any]) -> None:
+    """A row does not lose its trials to a better one; the unchanged row is always tried whole."""
+    given = settings(without_warmup(tiny), rungs=[1, 2], keep=0.4)
+    trials = trial_settings(given)
+    plan, asked = make_plan(trials), list[set[str]]()
+
+    def run_all(rung: list[PlannedRun]) -> dict[str, float]:
+        asked.append({run.row for run in rung})
+        assert {run.budget for run in rung} == {list(trials.budgets)[len(asked) - 1]}
+        numbers = {run.key: float(run.row[-1]) for run in rung}
+        # Trials of simclr are all better; its last one fails, which decides nothing else.
+        return {
+            run.key: numbers[run.key] + 10 * (run.row[0] == "s")
+            for run in rung
+            if run.row != "simclr.4"
+        }
+
+    scores = search(given, trials, plan, run_all)
+    two = {"simclr.0", "simclr.2", "simclr.3", "debiased.0", "debiased.3", "debiased.4"}
+    assert asked == [set(trials.rows), two, two]
+    assert max(scores, key=lambda trial: scores[trial]) == "simclr.3"
+    assert scores.keys() == two
+
+
+def test_a_row_without_a_finished_trial_ends_the_search(tiny: dict[str, Any]) -> None:
+    given = settings(without_warmup(tiny), rungs=[1])
+    trials, asked = trial_settings(given), list[int]()
+
+    def run_all(rung: list[PlannedRun]) -> dict[str, float]:
+        asked.append(len(rung))
+        return {run.key: 1.0 for run in rung if run.row.startswith("simclr")}
+
+    assert search(given, trials, make_plan(trials), run_all) == {}
+    assert asked == [10]
 
 
 def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
@@ -98,14 +132,18 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
     trials = trial_settings(given)
     assert {name.partition(".")[0] for name in trials.rows} == {"simclr", "debiased"}
     with pytest.raises(ConfigError, match="allowed: knn"):
-        trial_scores(given, [{"row": "simclr.0", "scores": {"knn": 1.0}}])  # type: ignore[typeddict-item]
+        measured_by(given, [{"key": "0f3a", "scores": {"knn": 1.0}}])  # type: ignore[typeddict-item]
     with pytest.raises(ConfigError, match="not a row to tune"):
         trial_settings(given, ["raw-pixels"])
     with pytest.raises(ConfigError, match=r"tuning\.measure='linear'.*allowed: knn"):
         trial_settings(settings(tiny, measure="linear"), ["simclr"])
+    without_warmup(tiny)
     for rungs in ([3], [2, 1], [1, 1]):
         with pytest.raises(ConfigError, match=r"tuning\.rungs.*do not ascend to the 3 epochs"):
             trial_settings(settings(tiny, rungs=rungs), ["simclr"])
+    tiny["datasets"]["digits"]["changes"] += ["scheduler.warmup_epochs=2"]
+    with pytest.raises(ConfigError, match=r"tuning\.rungs=\[2\].*within the 2 epochs of warm-up"):
+        trial_settings(settings(tiny, rungs=[2]), ["simclr"])
     tiny["budgets"] = {"a": [], "b": ["max_epochs=2"]}
     with pytest.raises(ConfigError, match="takes one data set and budget"):
         trial_settings(settings(tiny), ["simclr"])
@@ -118,9 +156,10 @@ def test_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Three trials of an epoch, of which the best two train for all three; one whole teacher."""
+    """Of four trials of an epoch the best one and the unchanged one train for three."""
     monkeypatch.setattr(benchmark, "LocalLauncher", lambda *_: in_this_process)
-    tuning = {"trials": 3, "holdout": 0.25, "space": SPACE, "rungs": [1], "keep": 0.5}
+    tuning = {"trials": 4, "holdout": 0.25, "space": SPACE, "rungs": [1], "keep": 0.25}
+    without_warmup(tiny)
     tiny |= {"tuning": tuning, "minutes": 5, "teacher": "teacher"}
     teacher = {"config": "teacher", "changes": ["method_kwargs.temperature=0.3"]}
     tiny["rows"] |= {"teacher": teacher, "seed": {"config": "seed"}}
@@ -129,7 +168,7 @@ def test_from_the_command_line(
     out = tmp_path / "out"
     words = ["benchmark", "tune", str(file), "--rows", "simclr", "seed", "--out", str(out)]
     assert main([*words, "--dry-run"]) == 0
-    assert "11 runs: about 35 minutes of a core\n" in capsys.readouterr().err
+    assert "13 runs: about 38 minutes of a core\n" in capsys.readouterr().err
     assert main(words) == 0
     assert read_benchmark(str(out / "tuned.yaml")).title == "tiny, tuned"
     rungs: dict[str, dict[str, Record]] = {"1-epochs": {}, "default": {}}
@@ -145,8 +184,8 @@ def test_from_the_command_line(
 
     for row in ("simclr", "seed"):
         first, last = by_score("1-epochs", row), by_score("default", row)
-        assert sorted(first) == [f"{row}.{n}" for n in range(3)]
-        assert set(last) == set(first[:2])
+        assert sorted(first) == [f"{row}.{n}" for n in range(4)]
+        assert set(last) == {first[0], f"{row}.0"}
         best = rungs["default"][last[0]]
         *_, tuned = make_plan(read_benchmark(str(out / "tuned.yaml")), [row])
         assert tuned.config["optimizer"]["lr"] == pytest.approx(best["config"]["optimizer"]["lr"])
@@ -155,8 +194,12 @@ def test_from_the_command_line(
     assert {plan["teacher"] for plan in plans if plan["row"].startswith("seed")} == {
         path.name for path in out.glob("runs/digits-default-teacher-0-*")
     }
+    assert main(["benchmark", "report", str(out)]) == 0
+    report = (out / "report.md").read_text()
+    assert "on held-out training images" in report
+    assert "Missing runs" not in report
     # Nothing is left to train, and the choice is the same.
-    before = (out / "tuned.yaml").read_text()
+    before, records = (out / "tuned.yaml").read_text(), len(read_records(out))
     assert main(words) == 0
     assert (out / "tuned.yaml").read_text() == before
-    assert len(read_records(out)) == 11
+    assert len(read_records(out)) == records
