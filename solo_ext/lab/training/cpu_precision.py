@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from solo_ext.config.schema import RunConfig
+from solo_ext.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 Convolutions = list[tuple[nn.Conv2d, tuple[int, ...]]]
@@ -45,6 +46,37 @@ def precision_for(run: RunConfig, convolutions: Convolutions) -> str:
     return "bf16-mixed"
 
 
+def refuse_unwritten_gradients(run: RunConfig, convolutions: Convolutions) -> None:
+    """Refuses ``bf16-mixed`` on a CPU for convolutions whose gradients are known to be wrong in it.
+
+    Unlike for ``precision: auto`` nothing is computed.
+
+    Raises:
+        ConfigError: a convolution with a stride sees maps of one pixel.
+
+    >>> run = RunConfig.model_construct(accelerator="cpu", precision="bf16-mixed")
+    >>> refuse_unwritten_gradients(run, [(nn.Conv2d(8, 16, 3, stride=2, padding=1), (8, 2, 2))])
+    """
+    if not run.on_cpu or not str(run.precision).startswith("bf16"):
+        return
+    for layer, shape in convolutions:
+        if leaves_gradients_unwritten(layer, shape):
+            problem = f"a CPU leaves gradients of {layer} unwritten where its input has one pixel"
+            raise ConfigError("precision", run.precision, problem, "take 32-true, or larger crops")
+
+
+def leaves_gradients_unwritten(layer: nn.Conv2d, shape: tuple[int, ...]) -> bool:
+    """Whether oneDNN leaves gradients of kernel elements that see only padding uninitialised.
+
+    So it is in torch 2.15. That memory often holds zeros, the correct values, so comparing results
+    may miss it.
+
+    >>> leaves_gradients_unwritten(nn.Conv2d(8, 16, 3, stride=2, padding=1), (8, 1, 1))
+    True
+    """
+    return shape[1:] == (1, 1) and layer.stride != (1, 1) and layer.kernel_size != (1, 1)
+
+
 def multiplies_bfloat16() -> bool:
     """Whether the processor has AVX512-BF16 or AMX; others multiply bfloat16 slower than fp32.
 
@@ -68,9 +100,7 @@ def is_correct_in_bf16(
     >>> is_correct_in_bf16(nn.Conv2d(8, 16, 3, stride=2, padding=1), (8, 1, 1))
     False
     """
-    if shape[1:] == (1, 1) and layer.stride != (1, 1) and layer.kernel_size != (1, 1):
-        # Here oneDNN leaves gradients of kernel elements that see only padding uninitialised (torch
-        # 2.15). That memory often holds zeros, the correct values, so comparing may miss it.
+    if leaves_gradients_unwritten(layer, shape):
         return False
     form = torch.channels_last if channels_last else torch.contiguous_format
     generator = torch.Generator().manual_seed(0)

@@ -35,7 +35,11 @@ from solo_ext.host.dali_loader import check_dali
 from solo_ext.host.patches import OF_SCRIPTS, check_names
 from solo_ext.lab.evaluation.context import same_classes
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS, check_builtin
-from solo_ext.lab.training.cpu_precision import Convolutions, precision_for
+from solo_ext.lab.training.cpu_precision import (
+    Convolutions,
+    precision_for,
+    refuse_unwritten_gradients,
+)
 from solo_ext.plugin import Unavailable, register
 
 logger = logging.getLogger(__name__)
@@ -100,6 +104,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     backbone = _check_backbone(loaded, run)
     if run.precision == "auto":
         run.precision = precision_for(run, backbone)
+    refuse_unwritten_gradients(run, backbone)
     _check_settings(run)
     run.optimizer.kwargs = _checked_optimizer_kwargs(run)
     _count_crops(run)

@@ -140,11 +140,11 @@ def test_mixed_views(augmentation: str, name: str, make_config: MakeConfig, tmp_
 
 def test_half_precision(make_config: MakeConfig, tmp_path: Path) -> None:
     """Crops arrive as what the network is; what chance decides is drawn before."""
-    config = make_config("simclr", **ON_BATCH)
-    # Gradients of small convolutions are not always finite in bf16 on a CPU.
-    config |= {"precision": "bf16-true", "on_nonfinite": "skip"}
-    exact = served(make_config("simclr", **ON_BATCH), tmp_path / "exact")
-    for one, other in zip(exact, served(config, tmp_path / "half"), strict=True):
+    # A CPU does not write all gradients in bf16 where maps have one pixel.
+    given = {**ON_BATCH, "augmentations": [{**LARGE, "crop_size": 32}]}
+    exact = served(make_config("simclr", **given), tmp_path / "exact")
+    rounded = served(make_config("simclr", **given, precision="bf16-true"), tmp_path / "half")
+    for one, other in zip(exact, rounded, strict=True):
         for view, half in zip(one[1], other[1], strict=True):
             assert half.dtype == torch.bfloat16
             assert torch.equal(view.bfloat16(), half)

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training import cpu_precision
 from solo_ext.lab.training.cpu_precision import is_correct_in_bf16
 from solo_ext.lab.training.prepare import prepare
@@ -99,7 +100,20 @@ def test_right_and_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_runs_keep_theirs(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_precision, "is_correct_in_bf16", lambda *_: pytest.fail("looked at"))
     assert prepare(make_config("simclr")).run.precision == "32-true"
-    assert prepare(make_config("simclr", precision="bf16-mixed")).run.precision == "bf16-mixed"
+    given = {**FITTING, "precision": "bf16-mixed"}
+    assert prepare(make_config("simclr", **given)).run.precision == "bf16-mixed"
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_gradients_that_a_cpu_does_not_write(precision: str, make_config: MakeConfig) -> None:
+    """Small crops of 16 pixels reach the last stage as one pixel."""
+    crops = [{"crop_size": 32, "num_crops": 2}, {"crop_size": 16, "num_crops": 2}]
+    given = {"augmentations": crops, "precision": precision}
+    with pytest.raises(ConfigError, match=f"precision='{precision}'.*Conv2d.*take 32-true"):
+        prepare(make_config("hard_negative", **given))
+    given["augmentations"] = [{"crop_size": 32, "num_crops": 2}, {"crop_size": 20, "num_crops": 2}]
+    assert prepare(make_config("hard_negative", **given)).run.precision == precision
+    assert prepare(make_config("hard_negative", augmentations=crops)).run.precision == "32-true"
 
 
 @pytest.mark.parametrize(
