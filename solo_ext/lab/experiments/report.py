@@ -116,7 +116,8 @@ def benchmark_sections(results: Results) -> list[Section]:
         sections.append(_hypotheses(results))
     if results.records:
         held_out = any((r["config"].get("data") or {}).get("holdout") for r in results.records)
-        split = _HELD_OUT if held_out else "the test split, which chooses nothing"
+        test = "the test split, which chooses nothing"
+        split = "held-out training images" if held_out else test
         how = Paragraph(_MEASURED.format(split=split, settings=SETTINGS))
         measured: list[Block] = [how, _protocols_table(results.records)]
         sections += [
@@ -127,13 +128,12 @@ def benchmark_sections(results: Results) -> list[Section]:
 
 
 _MEASURED = (
-    "Scores are percent, after the last epoch, on {split}; the "
-    "backbone is frozen unless the protocol says otherwise. Seconds and images/s are of training "
+    "Scores are percent, after the last epoch, on {split}; the backbone is frozen "
+    "unless the protocol says otherwise. Seconds and images/s are of training "
     "without evaluations, on machines that may have run other jobs, and compare only where machine "
     "and threads are the same. Peak memory is that of the training process. Settings that are not "
     "named are the protocol's defaults; what each row trains is in {settings}."
 )
-_HELD_OUT = "held-out training images"
 
 
 def _place_sections(results: Results, place: Place) -> list[Section]:

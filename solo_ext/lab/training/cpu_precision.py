@@ -47,9 +47,9 @@ def precision_for(run: RunConfig, convolutions: Convolutions) -> str:
 
 
 def refuse_unwritten_gradients(run: RunConfig, convolutions: Convolutions) -> None:
-    """Refuses ``bf16-mixed`` on a CPU for convolutions whose gradients are known to be wrong in it.
+    """Refuses bfloat16 on a CPU for convolutions whose gradients are known to be wrong in it.
 
-    Unlike for ``precision: auto`` nothing is computed.
+    Unlike for ``precision: auto`` nothing is computed. Args as in :func:`precision_for`.
 
     Raises:
         ConfigError: a convolution with a stride sees maps of one pixel.
