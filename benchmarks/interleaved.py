@@ -75,18 +75,16 @@ def race(
     variants: Mapping[str, Work],
     rounds: int,
     warm: int = 10,
-) -> dict[str, dict[str, float | list[float]]]:
-    """Times all variants in turn, as :func:`take_turns` does.
+) -> dict[str, dict[str, Any]]:
+    """The :func:`summary` beside the first of all variants, timed by :func:`take_turns`."""
+    return summary(take_turns(variants, rounds, warm), next(iter(variants)))
 
-    Returns:
-        Of each variant `ms`, its median; `ratio`, the median over rounds of its time over the
-        first one's of the same round; `quartiles` of that ratio.
-    """
-    seconds = take_turns(variants, rounds, warm)
-    first = next(iter(variants))
-    found: dict[str, dict[str, float | list[float]]] = {}
+
+def summary(seconds: Mapping[str, list[float]], to: str) -> dict[str, dict[str, Any]]:
+    """Of each variant `ms`, its median, and the `ratio` and `quartiles` of :func:`ratios`."""
+    found: dict[str, dict[str, Any]] = {}
     for name, times in seconds.items():
-        low, middle, high = ratios(seconds, name, first)
+        low, middle, high = ratios(seconds, name, to)
         found[name] = {
             "ms": 1e3 * statistics.median(times),
             "ratio": middle,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +20,7 @@ from benchmarks.interleaved import (
     issue_seconds,
     peak_mib,
     ratios,
+    summary,
     take_turns,
 )
 from benchmarks.speed.counting import counted
@@ -95,11 +95,6 @@ class Case(NamedTuple):
     goals: tuple[Goal, ...]
     most_rounds: int | None = None
 
-    def names(self, device: str) -> list[str]:
-        """Variants that the goals on a device speak of."""
-        found = [OURS, *(n for g in self.goals if g.device == device for n in (g.ours, g.peer))]
-        return [name for name in dict.fromkeys(found) if name]
-
     def measure(self, effort: Effort) -> Measured:
         """Times the variants in turn, if something is to be reached on this device."""
         if all(goal.device != effort.device for goal in self.goals):
@@ -115,14 +110,7 @@ class Case(NamedTuple):
         few = self.most_rounds is not None
         rounds = min(effort.rounds, self.most_rounds) if few else effort.rounds
         seconds = take_turns(timed, rounds, min(effort.warm, 1) if few else effort.warm, timer)
-        details: dict[str, Any] = {}
-        for name in timed:
-            low, middle, high = ratios(seconds, name, OURS)
-            details[name] = {
-                "ms": 1e3 * statistics.median(seconds[name]),
-                "ratio": middle,
-                "quartiles": [low, high],
-            }
+        details = summary(seconds, OURS)
         if not few:
             for name, work in works.items():
                 details[name]["mib"] = peak_mib(work, effort.device)

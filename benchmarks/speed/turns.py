@@ -18,6 +18,7 @@ from PIL import Image
 
 from benchmarks.speed.target import Effort
 from solo_ext.config.compose import compose
+from solo_ext.lab.training.lightning_internals import after_own_hook
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 
@@ -96,15 +97,8 @@ class Timer(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """A step ends with the method's own hook, which comes after the callbacks'."""
-        if self.per_epoch:
-            return
-        own = pl_module.on_train_batch_end
-
-        def own_then_stop(*args: Any) -> None:
-            own(*args)
-            self._end()
-
-        pl_module.on_train_batch_end = own_then_stop
+        if not self.per_epoch:
+            after_own_hook(pl_module, lambda *_: self._end())
 
 
 class Stopwatch:

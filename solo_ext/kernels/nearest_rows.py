@@ -87,7 +87,11 @@ def nearest_rows(
         "tiles": partial(tiles, rows=tile_rows(query, len(query), 64)),
     }
     if k == 1 and dispatch.has_fused(query):
-        forms["fused"] = lambda query: _fused(query, table, query_ids, table_ids)
+        from solo_ext.kernels.fused_nearest import fused_nearest
+
+        forms["fused"] = lambda query: NearestRows(
+            *fused_nearest(query, table, query_ids, table_ids)
+        )
     with full_precision_products(query.device):
         details = k, query_ids is None, table.dtype
         return dispatch.run("nearest_rows", forms, [query], len(table), *details)
@@ -123,11 +127,3 @@ def _by_tiles(
         places = torch.cat(index, 1).gather(1, order[:, :k])
         index, best = [places], [values[:, :k]]
     return NearestRows(index[0], best[0])
-
-
-def _fused(
-    query: Tensor, table: Tensor, query_ids: Tensor | None, table_ids: Tensor | None
-) -> NearestRows:
-    from solo_ext.kernels.fused_nearest import fused_nearest
-
-    return NearestRows(*fused_nearest(query, table, query_ids, table_ids))

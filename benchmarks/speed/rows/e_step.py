@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.interleaved import take_turns
+from benchmarks.interleaved import ratios, take_turns
 from benchmarks.speed.operation import (
     EXACT,
     NEEDS_GPU,
@@ -181,11 +181,6 @@ def e_steps(effort: Effort, kind: str, drift: str) -> Measured:
     return Measured(findings, details)
 
 
-def over(seconds: dict[str, list[float]], name: str, to: str) -> float:
-    """Median ratio, round by round."""
-    return statistics.median(a / b for a, b in zip(seconds[name], seconds[to], strict=True))
-
-
 def _findings(
     label: str,
     seconds: dict[str, list[float]],
@@ -199,8 +194,8 @@ def _findings(
         worst = [a / b for a, b in zip(reached[name], reached["recipe"], strict=True)]
         names = {"ours": name, "peer": ON_CPU}
         target = Target(times[name]) if name in times else None
-        again = over(seconds, "again", "torch") if name == "torch" else None
-        faster = over(seconds, "recipe", name)
+        again = ratios(seconds, "again", "torch")[1] if name == "torch" else None
+        faster = ratios(seconds, "recipe", name)[1]
         still = name == "faiss" and label.startswith("separated")
         found += [
             Finding(f"k-means, {label}", target, faster, **names, again=again),
@@ -230,7 +225,7 @@ def _on_gpu(label: str, seconds: dict[str, list[float]]) -> list[Finding]:
         held = peer in seconds
         names = {"peer": peer, "note": "" if held else not_installed(library)}
         best = "flash" if "flash" in seconds else "torch"
-        measured = over(seconds, peer, best) if held else None
+        measured = ratios(seconds, peer, best)[1] if held else None
         found.append(Finding(f"k-means, {label}", Target(target), measured, **names))
     return found
 
@@ -295,9 +290,9 @@ def granularities(effort: Effort) -> Measured:
     works |= {str(len(table)): once([table]) for table in tables}
     seconds = take_turns(works, effort.rounds, effort.warm)
     parts = [sum(times) for times in zip(*(seconds[str(len(t))] for t in tables), strict=True)]
-    measured = over({**seconds, "parts": parts}, "all", "parts")
+    measured = ratios({**seconds, "parts": parts}, "all", "parts")[1]
     label = "E-step of three granularities over its parts"
-    again = over(seconds, "again", "all")
+    again = ratios(seconds, "again", "all")[1]
     return Measured(
         [Finding(label, at_most(1.05, "x"), measured, again=again)], {"seconds": seconds}
     )

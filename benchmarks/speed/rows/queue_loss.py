@@ -73,13 +73,6 @@ def setup(effort: Effort, size: int) -> Setup:
     )
 
 
-def ours(effort: Effort, batch: int, size: int) -> Work:
-    """Ours alone, for the laws."""
-    query = unit(effort, batch, DIM).requires_grad_()
-    key, queue = unit(effort, batch, DIM), unit(effort, size, DIM)
-    return lambda: torch.autograd.grad(info_nce_loss_func(query, key, queue, TEMPERATURE), query)
-
-
 PLAIN, COMPILED, SOLO, LIGHTLY = "plain (PCL, MoCo)", "compiled", "solo-learn", "lightly"
 LARGE = (
     Goal(PLAIN, 2.6, 50, most_difference=EXACT),

@@ -7,7 +7,6 @@ all of it, E-step, decoding and augmentation included. Everything but the method
 from __future__ import annotations
 
 import contextlib
-import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks.interleaved import peak_mib
+from benchmarks.interleaved import peak_mib, ratios
 from benchmarks.speed.counting import synchronisations
 from benchmarks.speed.target import Effort, Finding, Measured, at_most
 from benchmarks.speed.turns import a_teacher, race_trainers, train, training_images
+from solo_ext.lab.training.lightning_internals import after_own_hook
 
 Run = tuple[str, tuple[str, ...]]
 """Config, and changes of its settings."""
@@ -116,12 +116,6 @@ def called(base: str) -> str:
     return f"{base} of solo-learn" if base in HOSTS else base
 
 
-def over(seconds: dict[str, list[float]], name: str, base: str, skip: int) -> float:
-    """Median ratio, round by round."""
-    pairs = zip(seconds[name][skip:], seconds[base][skip:], strict=True)
-    return statistics.median(a / b for a, b in pairs)
-
-
 def steps(effort: Effort) -> Measured:
     """A race of steps for each base method."""
     rounds = STEP_ROUNDS if effort.shrink == 1 else effort.rounds
@@ -133,7 +127,8 @@ def steps(effort: Effort) -> Measured:
         with taught(effort, (base, *methods)):
             seconds = race_trainers(effort, runs, per_epoch=False, rounds=rounds + skip)
         details[base] = seconds
-        again = over(seconds, "again", base, skip)
+        timed = {name: spent[skip:] for name, spent in seconds.items()}
+        again = ratios(timed, "again", base)[1]
         for name in methods:
             most = MOST.get(name)
             if effort.device == "cuda" and base != "swav":
@@ -143,7 +138,7 @@ def steps(effort: Effort) -> Measured:
                 Finding(
                     f"step of {name} over {base}",
                     target,
-                    over(seconds, name, base, skip),
+                    ratios(timed, name, base)[1],
                     peer=called(base),
                     again=again,
                 )
@@ -158,12 +153,13 @@ def epochs(effort: Effort) -> Measured:
     runs["again"] = runs[base]
     rounds = EPOCH_ROUNDS if effort.shrink == 1 else 1
     seconds = race_trainers(effort, runs, per_epoch=True, rounds=rounds + 1)
-    again = over(seconds, "again", base, 1)
+    timed = {name: spent[1:] for name, spent in seconds.items()}
+    again = ratios(timed, "again", base)[1]
     findings = [
         Finding(
             f"epoch of {name} over {base}",
             at_most(most[effort.device], "x"),
-            over(seconds, name, base, 1),
+            ratios(timed, name, base)[1],
             peer=called(base),
             again=again,
         )
@@ -188,7 +184,7 @@ class Watch(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         from solo_ext.lab.training.nonfinite import EVERY, NonFiniteWatch
 
-        step, after = pl_module.training_step, pl_module.on_train_batch_end
+        step = pl_module.training_step
         for callback in trainer.callbacks:
             # On a CPU it looks after every batch, where nobody waits for it.
             if isinstance(callback, NonFiniteWatch):
@@ -202,13 +198,8 @@ class Watch(Callback):
             self.mib = peak_mib(lambda: held.append(step(batch, batch_idx)), self.device)
             return held[0]
 
-        # The method's own hook comes after the callbacks'.
-        def on_train_batch_end(outputs: Any, batch: Any, index: int) -> None:
-            after(outputs, batch, index)
-            self._counting.close()
-
         pl_module.training_step = training_step
-        pl_module.on_train_batch_end = on_train_batch_end
+        after_own_hook(pl_module, lambda *_: self._counting.close())
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, index: int) -> None:
         if index == 2:

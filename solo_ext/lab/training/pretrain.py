@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import shutil
 import signal
@@ -65,7 +64,6 @@ from solo_ext.lab.training.run_dir import (
 from solo_ext.lab.training.trainer import JsonLines, RunData, make_trainer, progress_callback, quiet
 from solo_ext.lab.training.watch import UNREADABLE, CollapseWatch, UnreadableReport
 
-logger = logging.getLogger(__name__)
 _DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
 # Backends have no error class for a lost process, so their messages are searched for these texts.
 # Messages about a port in use, a failed rendezvous and mismatched collectives are left out on
