@@ -169,7 +169,9 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="digits, cifar10-cpu, ..., or a YAML file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the benchmark")
     parser.add_argument(
-        "--out", type=_path, help="folder of records and runs; benchmark_runs/CONFIG if left out"
+        "--out",
+        type=_path,
+        help="folder of records and runs; if left out benchmark_runs/CONFIG, of tune CONFIG-tuning",
     )
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
     parser.add_argument("--parallel", type=_positive, help="runs at once; one per GPU or core")

@@ -133,6 +133,7 @@ class SupervisedProtocol(Protocol):
             EpochSampler(count, self.seed, num_replicas=1, rank=0),
             self.batch_size,
             context.cfg.data.num_workers,
+            context.cfg.data.start_method,
         )
 
     def autocast(self, device: torch.device) -> torch.autocast:

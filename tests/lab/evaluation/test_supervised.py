@@ -92,6 +92,13 @@ def test_is_repeatable_and_leaves_the_generators_alone(call: Call, tmp_path: Pat
     assert not list((tmp_path / "a").glob(".unfinished*"))
 
 
+def test_workers_start_as_the_run_says(context: EvalContext) -> None:
+    data = context.cfg.data
+    data.num_workers, data.start_method = 1, "spawn"
+    loader = LinearAugmented(batch_size=50).loader(context)
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+
+
 def test_step_without_mixup_is_plain_cross_entropy(context: EvalContext) -> None:
     """One step of SGD by hand: the first, whose rate is the base rate without a warm-up."""
     given: dict[str, Any] = {
