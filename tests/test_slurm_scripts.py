@@ -1,4 +1,4 @@
-"""The batch scripts, with stand-ins for what a cluster has."""
+"""The batch script, with stand-ins for what a cluster has."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts" / "slurm"
-NODES = {"one_node.sbatch": 1, "sixteen_nodes.sbatch": 16}
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "slurm" / "pretrain.sbatch"
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts of bash")
 
 
-def submit(name: str, folder: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script as SLURM would; ``srun`` writes down what it is asked, and does the staging."""
+def submit(folder: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Runs it as SLURM would; ``srun`` writes down what it is asked, and does the staging."""
     srun = folder / "bin" / "srun"
     srun.parent.mkdir()
     # The run itself says what it sees of the data.
@@ -30,26 +29,26 @@ def submit(name: str, folder: Path, *words: str, **extra: str) -> subprocess.Com
     environment = {
         "PATH": f"{srun.parent}{os.pathsep}{os.environ['PATH']}",
         "SLURM_JOB_ID": "17",
-        "SLURM_NNODES": str(NODES[name]),
+        "SLURM_NNODES": "1",
         "SLURM_CPUS_PER_TASK": "14",
         **extra,
     }
-    command = ["bash", str(SCRIPTS / name), *words]
+    command = ["bash", str(SCRIPT), *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_starts_one_process_per_gpu(name: str, tmp_path: Path) -> None:
-    done = submit(name, tmp_path, "imagenet/pcl", "data.num_workers=12")
+@pytest.mark.parametrize("nodes", [1, 16])
+def test_starts_one_process_per_gpu(nodes: int, tmp_path: Path) -> None:
+    done = submit(tmp_path, "imagenet/pcl", "data.num_workers=12", SLURM_NNODES=str(nodes))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "asked").read_text() == (
         "14  --kill-on-bad-exit=1 solo-ext pretrain --config-name imagenet/pcl devices=8 "
-        f"num_nodes={NODES[name]} strategy=ddp precision=bf16-mixed sync_batchnorm=true "
+        f"num_nodes={nodes} strategy=ddp precision=bf16-mixed sync_batchnorm=true "
         "data.num_workers=12\n"
     )
-    lines = (SCRIPTS / name).read_text().splitlines()
+    lines = SCRIPT.read_text().splitlines()
     asked = {line.split()[1] for line in lines if line.startswith("#SBATCH ")}
-    per_node = {f"--nodes={NODES[name]}", "--ntasks-per-node=8", "--gpus-per-node=8"}
+    per_node = {"--nodes=1", "--ntasks-per-node=8", "--gpus-per-node=8"}
     assert {*per_node, "--requeue", "--open-mode=append", "--signal=USR1@300"} <= asked
 
 
@@ -62,7 +61,6 @@ def test_stages_the_data_first(tmp_path: Path, fails: str) -> None:
     subprocess.run(["tar", "-cf", str(archive), "-C", str(tmp_path), "imagenet"], check=True)
     local = tmp_path / "local"
     done = submit(
-        "one_node.sbatch",
         tmp_path,
         "imagenet/pcl",
         SOLO_EXT_STAGE=str(archive),
@@ -80,7 +78,7 @@ def test_stages_the_data_first(tmp_path: Path, fails: str) -> None:
 
 
 def test_without_a_config_says_how(tmp_path: Path) -> None:
-    done = submit("one_node.sbatch", tmp_path)
+    done = submit(tmp_path)
     assert done.returncode == 2
     assert "CONFIG_NAME [key=value ...]" in done.stderr
     assert not (tmp_path / "asked").exists()
