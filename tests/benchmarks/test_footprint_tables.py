@@ -220,7 +220,10 @@ def test_a_changed_table_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     changed = tmp_path / "distributed.md"
     changed.write_text(DOCS.read_text().replace("| `imagenet/pcl` | 30", "| `imagenet/pcl` | 31"))
-    words = ["footprint", "--docs", str(changed)]
+    # The other page too is a copy, so that this test never writes into the documentation.
+    scale_page = tmp_path / "scale.md"
+    scale_page.write_text(SCALE.read_text())
+    words = ["footprint", "--docs", str(changed), "--scale", str(scale_page)]
     monkeypatch.setattr("sys.argv", [*words, "--check"])
     assert command.main() == 1
     monkeypatch.setattr("sys.argv", words)

@@ -143,12 +143,3 @@ def test_means_that_begin_empty_get_rows() -> None:
     found = kmeans(x, 100, init=init, iterations=25, backend="hierarchical")
     assert torch.bincount(found.assignments, minlength=100).min() > 0
     assert found.objective < 1.1 * kmeans(x, 100, backend="torch").objective
-
-
-def test_refuses_what_flat_refuses() -> None:
-    x = made("blobs", 50)
-    x[3, 2] = torch.nan
-    with pytest.raises(ValueError, match="1 rows hold NaN"):
-        kmeans(x, 4, backend="hierarchical")
-    with pytest.raises(ValueError, match="num_clusters=51"):
-        kmeans(made("blobs", 50), 51, backend="hierarchical")

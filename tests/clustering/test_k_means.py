@@ -116,15 +116,6 @@ def test_row_order_does_not_matter() -> None:
     assert other.objective == first.objective
 
 
-def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = sample(700, 7, dtype=torch.float32)
-    first = kmeans(x, 20)
-    monkeypatch.setattr(rows, "_MOST_ROWS", {"cpu": 64})
-    monkeypatch.setattr(rows, "_FEWEST_ROWS", 64)
-    assert rows.tile_rows(20, x.device) == 64
-    assert same(kmeans(x, 20), first)
-
-
 def test_converged_start_stops_at_once() -> None:
     x = sample(300)
     first = kmeans(x, 8, iterations=500)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from functools import partial
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from solo_ext.host import Host
 from solo_ext.losses.contrastive import nt_xent_loss_func
-from solo_ext.losses.metric import soft_nearest_neighbor_loss_func
 from solo_ext.losses.nnclr import nnclr_symmetric_loss_func
 from tests.losses.conftest import same
 
@@ -59,11 +57,3 @@ def test_nt_xent_is_pytorch_metric_learning_s(name: str, temperature: float) -> 
     theirs = getattr(losses, name)(temperature=temperature)
     expected = theirs(torch.cat((z1, z2)), torch.arange(9).repeat(2))
     close(nt_xent_loss_func(z1, z2, temperature), expected, (z1, z2))
-
-
-def test_soft_nearest_neighbours_by_cosine_are_the_host_s_supcon() -> None:
-    """The positives' sum inside the logarithm; neither form of the SupCon paper."""
-    degrees = torch.tensor([0.0, 30, 60, 120, 150], dtype=torch.float64) * math.pi / 180
-    x, labels = torch.stack((degrees.cos(), degrees.sin()), 1), torch.tensor([0, 0, 0, 1, 1])
-    loss = soft_nearest_neighbor_loss_func(x, labels, temperature=0.5, distance="cosine")
-    assert loss.item() == pytest.approx(0.266097381236, abs=1e-9)

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
-from solo_ext.memory.state import keep_out_of_broadcast
 from tests.memory.conftest import through_a_file
 
 
@@ -135,23 +134,6 @@ def test_scaled_prototypes_are_those_of_the_last_e_step() -> None:
     assert not [name for name in held.state_dict() if "scaled" in name]
 
 
-def test_state_is_kept_out_of_broadcast() -> None:
-    class Method(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(3)
-            self.queues = nn.ModuleList([FeatureQueue(4, 2)])
-            self.support = SupportSet(4, 2)
-            self.bank = FeatureBank(2)
-
-    method = Method()
-    keep_out_of_broadcast(method)
-    names = set(method._ddp_params_and_buffers_to_ignore)  # type: ignore[arg-type]
-    support = {"support.value", "support.indices", "support.labels"}
-    assert names == {"queues.0.value", "bank.value", "bank.filled", *support}
-    assert names < {name for name, _ in method.named_buffers()}
-
-
 def unit(count: int, dim: int = 4, seed: int = 0) -> Tensor:
     return F.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)))
 
@@ -220,17 +202,6 @@ def test_what_was_found_outlives_the_next_update() -> None:
     support.update_(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))
     assert all(torch.equal(a, b) for a, b in zip(found, before, strict=True))
     assert not any(part.requires_grad for part in found)
-
-
-def test_runs_without_looking_at_values() -> None:
-    """Tensors without values stand in for a device: a look at one would synchronise with it."""
-    support = SupportSet(5, 4).to("meta")
-    keys, ids = torch.empty(3, 4, device="meta"), torch.empty(3, dtype=torch.long, device="meta")
-    for _ in range(2):
-        found = support.nearest(keys, 2, ids)
-        support.update_(keys, ids, ids)
-    assert found.embeddings.shape == (3, 2, 4)
-    assert support.pointer == 1
 
 
 def test_refuses() -> None:

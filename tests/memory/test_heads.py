@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solo_ext.losses import arcface_loss_func, bilinear_info_nce_loss_func
+from solo_ext.losses import arcface_loss_func
 from solo_ext.memory.heads import BilinearCritic, ClassWeights
 
 
@@ -114,18 +114,6 @@ def test_scores_every_query_with_every_context() -> None:
         for k in range(2):
             products = [z[n, a] * critic.weight[a, b] * c[k, b] for a in range(3) for b in range(4)]
             torch.testing.assert_close(scores[n, k], torch.stack(products).sum())
-
-
-def test_is_the_critic_of_the_loss() -> None:
-    torch.manual_seed(0)
-    critic = BilinearCritic(3, 4)
-    z, c = torch.randn(5, 3), torch.randn(5, 4)
-    expected = F.cross_entropy(critic(z, c) / 0.5, torch.arange(5))
-    found = bilinear_info_nce_loss_func(z, c, critic.weight, 0.5)
-    torch.testing.assert_close(found, expected)
-    found.backward()
-    assert critic.weight.grad is not None
-    assert critic.weight.grad.any()
 
 
 def test_scores_start_with_unit_variance() -> None:

@@ -12,7 +12,6 @@ from torch import nn
 
 from solo_ext.core.errors import UserError
 from solo_ext.memory.features import FeatureQueue
-from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.memory.teacher import Teacher
 from tests.memory.conftest import through_a_file
 
@@ -128,13 +127,3 @@ def test_copies(copied: Any) -> None:
     twin.load_state_dict(method.state_dict())
     twin.train()
     assert not twin.teacher.backbone.training
-
-
-def test_is_kept_out_of_distributed_broadcasts() -> None:
-    method = Method(make())
-    keep_out_of_broadcast(method)
-    left_out = set(method._ddp_params_and_buffers_to_ignore)  # type: ignore[arg-type]
-    inside = {f"teacher.{n}" for n, _ in method.teacher.named_parameters()}
-    inside |= {f"teacher.{n}" for n, _ in method.teacher.named_buffers()}
-    assert "teacher.backbone.1.running_mean" in inside
-    assert left_out == inside | {"queue.value"}
