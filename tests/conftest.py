@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +115,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_images(tmp_path_factory.mktemp("images"))
 
 
-def made_images(root: Path) -> Path:
-    """Class folders ``0``, ``1``, ``2`` of 16 random images of 16 x 16 each."""
-    rng = np.random.default_rng(0)
-    for label in range(CLASSES):
+def made_images(
+    root: Path, classes: Iterable[Any] = range(CLASSES), count: int = PER_CLASS, seed: int = 0
+) -> Path:
+    """Class folders ``0``, ``1``, ``2`` of 16 random images of 16 x 16 each, or others."""
+    rng = np.random.default_rng(seed)
+    for label in classes:
         folder = root / str(label)
         folder.mkdir(parents=True)
-        for number in range(PER_CLASS):
+        for number in range(count):
             pixels = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.png")
     return root

@@ -330,7 +330,7 @@ def test_files_of_many_images(kind: str, write: Any, tmp_path: Path) -> None:
     assert fingerprint(path, format=kind) != first
 
 
-def test_rows_that_are_paths_tell_nothing(copied: Path, tmp_path: Path) -> None:
+def test_rows_that_are_paths_tell_nothing(copied: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = {"image": [str(copied / "1" / "3.png")], "label": [0]}
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(2)})

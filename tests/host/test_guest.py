@@ -11,14 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from filelock import FileLock
-from PIL import Image
 
-from tests.conftest import KWARGS
+from tests.conftest import KWARGS, made_images
 from tests.matrix.rows import BUILTIN
 
 ROOT = os.environ.get("SOLO_LEARN_ROOT")
@@ -142,14 +140,7 @@ class Side:
 
 @pytest.fixture(scope="module")
 def six_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("six")
-    draw = np.random.default_rng(0)
-    for label in range(6):
-        (root / str(label)).mkdir()
-        for number in range(6):
-            pixels = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / str(label) / f"{number}.png")
-    return root
+    return made_images(tmp_path_factory.mktemp("six"), range(6), 6)
 
 
 @pytest.fixture(scope="module")

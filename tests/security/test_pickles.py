@@ -242,7 +242,7 @@ def test_unfinished_fine_tuning(run: Path, payload: Payload) -> None:
     assert evaluate(str(run), "finetune", settings)["results"]
 
 
-def test_records(run: Path, payload: Payload, tmp_path: Path) -> None:
+def test_records(payload: Payload, tmp_path: Path) -> None:
     (tmp_path / RECORDS).write_bytes(pickle.dumps(payload, protocol=0) + b"\n")
     with pytest.raises(UserError, match="not a record"):
         read_records(tmp_path)

@@ -178,18 +178,6 @@ def test_a_link_that_leads_in_a_circle_is_no_run_directory(
         assert (result.code, result.lines, result.noise) == (2, [line], [])
 
 
-def test_failures_are_no_mistakes(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They end with 1, and the line names a file with the traceback."""
-
-    def fail(args: Any) -> None:
-        raise RuntimeError("broken")
-
-    monkeypatch.setitem(commands._COMMANDS, "losses", fail)
-    result = command("losses")
-    assert result.code == 1
-    assert "RuntimeError: broken (details in " in result.err
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -384,25 +372,6 @@ def test_export_for_timm(command: Command, tmp_path: Path) -> None:
         "model.safetensors",
     }
     assert document(command("export", "run", "--format=timm", "--json"))["out"] == "run/export-timm"
-
-
-def test_export_that_is_refused(own_run: Path, command: Command, tmp_path: Path) -> None:
-    """The stem for small images is no model of timm's; another file stays."""
-    args = json.loads((own_run / "args.json").read_text())
-    args["backbone"]["kwargs"]["small_stem"] = True
-    (own_run / "args.json").write_text(json.dumps(args))
-    taken = tmp_path / "taken.safetensors"
-    taken.write_text("mine")
-    before = sorted(own_run.iterdir())
-    for words, says in (
-        (("--format=timm",), "take --format safetensors"),
-        (("--format=safetensors", f"--out={taken}"), f"--out={str(taken)!r}: it is there already"),
-    ):
-        result = command("export", str(own_run), *words)
-        assert (result.code, result.out, len(result.lines)) == (2, "", 1)
-        assert says in result.err
-    assert taken.read_text() == "mine"
-    assert sorted(own_run.iterdir()) == before
 
 
 def test_convert_images_to_shards(command: Command, images: Path, tmp_path: Path) -> None:

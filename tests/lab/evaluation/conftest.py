@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from solo_ext.core.files import atomic_write
 from solo_ext.lab.evaluation import supervised
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.features import Features
+from tests.conftest import made_images
 from tests.lab.training.same_run import train
 
 PLAIN: dict[str, Any] = {"rrc": {"enabled": False}, "horizontal_flip": {"prob": 0.0}}
@@ -25,21 +26,10 @@ RESNET: dict[str, Any] = {"pretrained": False, "model_kwargs": {"channels": [8, 
 """A small network with drawn weights, for ``timm/resnet10t``."""
 
 
-def write_images(root: Path, classes: Sequence[str], seed: int) -> Path:
-    """Class folders of seven images of noise each."""
-    rng = np.random.default_rng(seed)
-    for label in classes:
-        (root / label).mkdir()
-        for number in range(7):
-            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / label / f"{number}.png")
-    return root
-
-
 @pytest.fixture(scope="session")
 def val(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Other images of the classes of ``images``."""
-    return write_images(tmp_path_factory.mktemp("val"), "012", seed=1)
+    return made_images(tmp_path_factory.mktemp("val"), "012", 7, seed=1)
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,8 @@ from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, accuracies
 from solo_ext.memory.knn import knn_accuracy
 from solo_ext.pretrained.runs import load_pretrained
-from tests.conftest import MakeConfig
-from tests.lab.evaluation.conftest import refusal, write_images
+from tests.conftest import MakeConfig, made_images
+from tests.lab.evaluation.conftest import refusal
 from tests.lab.training.same_run import train
 
 KNN = {"k": [1, 3], "temperature": [0.1]}
@@ -88,7 +88,7 @@ def test_other_images_of_another_size(run: Path, images: Path) -> None:
 
 
 def test_other_classes_would_shift_the_labels(run: Path, tmp_path: Path) -> None:
-    other = write_images(tmp_path, ("0", "2"), seed=2)
+    other = made_images(tmp_path, "02", 7, seed=2)
     line = refusal(run, "knn", {"data": {"val_path": str(other)}})
     assert line.startswith(f"data.val_path={str(other)!r}: class ")
 

@@ -57,7 +57,7 @@ def test_view_is_that_of_the_weights_and_the_folder_named_after_them(both: dict[
     assert folder == Path("evaluations/timm-resnet10t-random-0")
 
 
-def test_pixels_are_the_image(both: dict[str, Any], images: Path, tmp_path: Path) -> None:
+def test_pixels_are_the_image(both: dict[str, Any]) -> None:
     record = evaluate("pixels", "knn", {**KNN, **both, "crop_size": 8})
     assert record["results"][0]["acc1"] == 100
     model = open_model("pixels", settings(both, crop_size=8))

@@ -218,7 +218,7 @@ assert os.environ["OMP_NUM_THREADS"] == "3"
 @pytest.mark.slow
 @pytest.mark.fault
 def test_what_is_started_again(
-    cluster: Any, tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that was killed is, as often as was asked; one that failed is not."""
     monkeypatch.chdir(tmp_path)

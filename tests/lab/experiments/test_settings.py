@@ -10,12 +10,6 @@ from solo_ext.core.errors import UserError
 from solo_ext.lab.experiments.settings import checked_benchmark, read_benchmark, suite_settings
 
 
-def test_overrides(tiny_file: Path) -> None:
-    settings = read_benchmark(str(tiny_file), ["seeds=[7]", "rows.simclr.changes=['seed=3']"])
-    assert settings.seeds == [7]
-    assert settings.rows["simclr"].changes == ["seed=3"]
-
-
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n"])
 def test_no_benchmark_in_a_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "mine.yaml"

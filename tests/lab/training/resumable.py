@@ -53,6 +53,8 @@ DISTILLED: dict[str, dict[str, Any]] = {
     },
     "protocpc": {"method_kwargs": {"freeze_prototypes_epochs": 1}},
 }
+METHODS = ("debiased", *CONTRASTIVE, *PCL, *DISTILLED)
+"""Every method of the plugin, and its variants that hold other state."""
 
 
 def config_of(make_config: MakeConfig, method: str, **changes: Any) -> dict[str, Any]:

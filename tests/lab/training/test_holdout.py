@@ -60,9 +60,7 @@ def test_every_format_parts_the_same_way(kind: str, images: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("more", [{}, {"augmentation": "batch", "in_memory": True}])
-def test_resumed_is_the_same(
-    more: dict[str, Any], make_config: MakeConfig, images: Path, tmp_path: Path
-) -> None:
+def test_resumed_is_the_same(more: dict[str, Any], make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(
         "simclr",
         data={"holdout": 0.25, **more},

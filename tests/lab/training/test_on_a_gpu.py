@@ -11,29 +11,13 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from tests.conftest import MakeConfig
-from tests.lab.training.resumable import STEPS, config_of
+from tests.lab.training.resumable import METHODS, STEPS, config_of
 from tests.lab.training.same_run import assert_resumes, logged, train
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-METHODS = (
-    "debiased",
-    "hard_negative-queue",
-    "hard_negative-prototypes",
-    "metric",
-    "mochi",
-    "nnclr_symmetric",
-    "pcl",
-    "pcl-bank",
-    "pcl-drawn",
-    "protocpc",
-    "protoseed",
-    "protoseed-old",
-    "seed",
-    "seed-mixed",
-)
 
 
 @pytest.fixture

@@ -24,11 +24,10 @@ from solo_ext.lab.training.run_dir import METRICS, PREVIOUS, checkpoints, read_c
 from solo_ext.memory.heads import ClassWeights
 from tests.conftest import MakeConfig
 from tests.data.making import write_tars
-from tests.lab.training.resumable import STEPS, config_of
+from tests.lab.training.resumable import METHODS, STEPS, config_of
 from tests.lab.training.same_run import assert_resumes, assert_same_run, logged, train, train_killed
 
-METHODS = (
-    "debiased",
+BUILTINS = (
     "simclr",
     "mocov2plus",
     "nnclr",
@@ -38,26 +37,13 @@ METHODS = (
     "simsiam",
     "dino",
     "wmse",
-    "pcl",
-    "pcl-bank",
-    "pcl-drawn",
-    "hard_negative",
-    "hard_negative-queue",
-    "hard_negative-prototypes",
-    "mochi",
-    "nnclr_symmetric",
-    "metric",
-    "seed",
-    "seed-mixed",
-    "protoseed",
-    "protoseed-old",
-    "protocpc",
 )
+EVERY = (*BUILTINS, "hard_negative", *METHODS)
 
 
 # Every test run takes one along, and PCL's cells of the matrix.
 @pytest.mark.parametrize(
-    "method", [m if m == "byol" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+    "method", [m if m == "byol" else pytest.param(m, marks=pytest.mark.slow) for m in EVERY]
 )
 @pytest.mark.parametrize(
     "kills", [(STEPS + 2, STEPS + 4), (STEPS,)], ids=["within-epoch", "between-epochs"]
