@@ -103,7 +103,8 @@ class Streaming(Section):
     Attributes:
         cache_dir: folder for copies of shards from S3 or GCS and for the index of tars; null: the
             cache folder.
-        cache_limit: largest total size of these copies, such as ``200gb``; null keeps all.
+        cache_limit: largest total size of the copies from one address, such as ``200gb``; null
+            keeps all.
         shuffle_shards: number of shards that a batch is drawn from, an equal share from each.
         download_retry: number of retries of a failed download, after 1, 2, 4, ... seconds.
         download_timeout: seconds that a request may take.

@@ -137,8 +137,12 @@ def disk_errno(error: BaseException) -> int | None:
 
     >>> disk_errno(RuntimeError("write failed: No space left on device")) == errno.ENOSPC
     True
+    >>> caught = "Caught OSError in DataLoader worker process 0. [Errno 28] No space left on device"
+    >>> disk_errno(OSError(caught)) == errno.ENOSPC
+    True
     """
-    if isinstance(error, OSError):
+    # An error of a loader's worker arrives as its type with a new text, and no errno.
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno if error.errno in _OF_THE_SYSTEM else None
     text = str(error)
     return next((number for number in _OF_THE_SYSTEM if os.strerror(number) in text), None)

@@ -90,7 +90,7 @@ class Storage:
         self.root = (root if self.remote else os.path.expanduser(root)).rstrip("/") or "/"
         self.settings, self.folder = settings, Path(self.root)
         self.limit = None
-        if settings.cache_limit is not None:
+        if self.remote and settings.cache_limit is not None:
             self.limit = int(settings.cache_limit[:-2]) * _UNITS[settings.cache_limit[-2:]]
         self._files: tuple[int, Any] | None = None
         self._lost: dict[str, str] = {}
@@ -198,20 +198,22 @@ class Storage:
     def _make_room(self, size: int) -> None:
         if self.limit is None:
             return
-        with locked(self.folder / "room.lock"):
+        # Copies of an earlier index of this address count too.
+        of_address = self.folder.parents[1]
+        with locked(of_address / "room.lock"):
             held = []
-            for entry in os.scandir(self.folder):
+            for file in of_address.glob("*/shards/*"):
                 # Another process may be replacing or removing this file.
                 with contextlib.suppress(FileNotFoundError):
-                    if not entry.name.endswith(".lock"):
-                        state = entry.stat()
-                        held.append((state.st_mtime_ns, state.st_size, entry.path))
+                    if file.suffix != ".lock":
+                        state = file.stat()
+                        held.append((state.st_mtime_ns, state.st_size, file))
             free = self.limit - size - sum(bytes_ for _, bytes_, _ in held)
-            for _, bytes_, path in sorted(held):
+            for _, bytes_, file in sorted(held):
                 if free >= 0:
                     break
-                if not path.endswith(".saving"):
-                    Path(path).unlink(missing_ok=True)
+                if file.suffix != ".saving":
+                    file.unlink(missing_ok=True)
                     free += bytes_
 
     def _opened(self) -> Any:
@@ -386,6 +388,26 @@ def storage_errors(key: str, path: str, kind: str, absent: str, remedy: str) -> 
         raise ConfigError(key, path, _said(error), remedy) from None
 
 
+@contextlib.contextmanager
+def cache_errors(settings: Streaming) -> Iterator[None]:
+    """Turns errors of writing the cache folder into a ``ConfigError`` of ``cache_dir``.
+
+    >>> with cache_errors(Streaming(cache_dir="/copies")):
+    ...     raise PermissionError(13, "Permission denied", "/copies")
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: data.streaming.cache_dir='/copies': '/copies' cannot be wri...
+    """
+    try:
+        yield
+    except OSError as error:
+        # These are errors of reading a shard: they name no file, or are the machine's fault.
+        if error.filename is None or error.errno in NOT_THE_IMAGES_FAULT:
+            raise
+        problem = f"{error.filename!r} cannot be written: {error.strerror}"
+        remedy = "name a folder with room that can be written, here or in SOLO_EXT_CACHE"
+        raise ConfigError(f"{KEY}.cache_dir", settings.cache_dir, problem, remedy) from None
+
+
 def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
     """Returns the cache folder of these shards, and makes a remote storage keep its copies there.
 
@@ -395,12 +417,12 @@ def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
         ConfigError: ``cache_limit`` is too low for the shards.
 
     >>> storage = Storage("shards", Streaming(cache_dir="copies"))
-    >>> prepare(storage, [Shard("shard.00000.mds", 900, 10, {})], "of an index").parent
+    >>> prepare(storage, [Shard("shard.00000.mds", 900, 10, {})], "of an index").parents[1]
     PosixPath('copies')
     """
     settings = storage.settings
     most = max(shard.size for shard in shards) * (settings.shuffle_shards + 2)
-    if storage.remote and storage.limit is not None and storage.limit < most:
+    if storage.limit is not None and storage.limit < most:
         raise ConfigError(
             f"{KEY}.cache_limit",
             settings.cache_limit,
@@ -408,8 +430,8 @@ def prepare(storage: Storage, shards: Sequence[Shard], digest: str) -> Path:
             f"take up to {most / 2**20:.0f} MB",
             "raise the limit, or shuffle fewer shards",
         )
-    place = hashlib.sha256(os.fsencode(f"{storage.root} {digest}")).hexdigest()[:32]
-    own = Path(settings.cache_dir or cache_root() / "shards") / place
+    place = (hashlib.sha256(os.fsencode(text)).hexdigest()[:32] for text in (storage.root, digest))
+    own = Path(settings.cache_dir or cache_root() / "shards", *place)
     if storage.remote:
         storage.folder = own / "shards"
         storage.folder.mkdir(parents=True, exist_ok=True)

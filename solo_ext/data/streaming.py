@@ -27,6 +27,7 @@ from solo_ext.data.shards import (
     Shard,
     ShardedImages,
     Storage,
+    cache_errors,
     prepare,
     storage_errors,
     write_array,
@@ -120,7 +121,8 @@ def open_streaming(path: str, key: str, settings: Streaming, *, labelled: bool) 
         raise ConfigError(key, path, "no sample in its shards", "give a folder with images")
     digest = hashlib.sha256(content).hexdigest()
     images = ShardedImages(storage, shards, _column(shards[0], "image", settings.image), digest)
-    own = prepare(storage, shards, digest)
+    with cache_errors(settings):
+        own = prepare(storage, shards, digest)
     if labelled:
         try:
             images.label(*_labels(images, shards, known, own))
@@ -155,17 +157,19 @@ def _labels(
     storage, mine = images.storage, own / TARGETS
     if classes is not None and not storage.remote:
         return storage.folder / TARGETS, classes
-    own.mkdir(parents=True, exist_ok=True)
+    with cache_errors(storage.settings):
+        own.mkdir(parents=True, exist_ok=True)
     if classes is not None:
         if not mine.exists():
             content = storage.read(TARGETS)
-            atomic_write(mine, lambda scratch: scratch.write_bytes(content))
+            with cache_errors(storage.settings):
+                atomic_write(mine, lambda scratch: scratch.write_bytes(content))
         return mine, classes
     column = _column(shards[0], "label", storage.settings.label)
     # Hash the column's name: in an index from someone else it could be a path.
     of_column = hashlib.sha256(os.fsencode(column)).hexdigest()[:16]
     names, mine = own / f"{of_column}.json", own / f"{of_column}.npy"
-    with locked(own / "labels.lock"):
+    with cache_errors(storage.settings), locked(own / "labels.lock"):
         if not names.exists():
             encoding, _ = shards[0].columns[column]
             values = [_label(images.value(i, column), encoding) for i in range(len(images))]

@@ -17,7 +17,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -31,7 +31,7 @@ from solo_ext.config.schema import Streaming
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import atomic_write, locked, write_text
 from solo_ext.data.folders import parse_text_labels
-from solo_ext.data.reading import NOT_THE_IMAGES_FAULT, StorageUnavailable
+from solo_ext.data.reading import StorageUnavailable
 from solo_ext.data.shards import (
     KEY,
     TARGETS,
@@ -39,6 +39,7 @@ from solo_ext.data.shards import (
     Shard,
     ShardedImages,
     Storage,
+    cache_errors,
     prepare,
     storage_errors,
     write_array,
@@ -114,7 +115,7 @@ def open_webdataset(
     shards = [Shard(name, size, 0, {}) for name, (size, _) in found.items()]
     root = storage.root if storage.remote else os.path.abspath(storage.root)
     chosen = _digest(f"{settings.image} {settings.label}")
-    with _cache_errors(settings):
+    with cache_errors(settings):
         own = prepare(storage, shards, f"{root} {json.dumps(found)}")
         # The part of a tar does not depend on the other tars, so it stays valid while a damaged
         # one among these is repaired.
@@ -185,20 +186,6 @@ def _found(
         left_out = "" if len(away) == len(found) else ", or leave it out with data.unreadable=skip"
         raise ConfigError(key, path, problem, remedy + left_out)
     return storage, found
-
-
-@contextmanager
-def _cache_errors(settings: Streaming) -> Iterator[None]:
-    """Turns errors of writing the cache folder into a ``ConfigError`` of ``cache_dir``."""
-    try:
-        yield
-    except OSError as error:
-        # These are errors of reading a tar: they name no file, or are the machine's fault.
-        if error.filename is None or error.errno in NOT_THE_IMAGES_FAULT:
-            raise
-        problem = f"{error.filename!r} cannot be written: {error.strerror}"
-        remedy = "name a folder with room that can be written, here or in SOLO_EXT_CACHE"
-        raise ConfigError(f"{KEY}.cache_dir", settings.cache_dir, problem, remedy) from None
 
 
 def _expanded(name: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from solo_ext.host.backbones import PREFIX
 from solo_ext.pretrained.files import (
     check_fit,
     file_digest,
+    misfits,
     read_checkpoint,
     read_safetensors,
     state_digest,
@@ -33,6 +35,13 @@ _WIDE = re.compile(r"(resnet(?:50|101|152))w([2-5])")
 _BLOCKS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3], "resnet152": [3, 8, 36, 3]}
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 """Entries of a training checkpoint that hold weights; averages first, as in the libraries."""
+
+_AS_TAGGED: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "googlenet": lambda _: {"transform_input": True},
+    "inception": lambda _: {"transform_input": True},
+    "vit": lambda weights: {"image_size": weights.meta["min_size"][0]},
+}
+"""Arguments that torchvision takes from a tag when it downloads, by a name's first word."""
 
 
 def load_timm(source: TeacherSource) -> LoadedTeacher:
@@ -73,7 +82,10 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
         network = build_architecture(PREFIX + model, source.model_kwargs)
         classifiers = network.pretrained_cfg.get("classifier") or ()
         classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
-        title, digest, notes = _load_file(network, source.path, "timm", classifiers, bare)
+        # Like its download, timm's file may be resized to the network, as positions of a ViT are.
+        module = sys.modules[type(network).__module__]
+        fit = getattr(module, "checkpoint_filter_fn", None)
+        title, digest, notes = _load_file(network, source.path, "timm", classifiers, bare, fit)
     config = resolve_model_data_config(network)  # type: ignore[no-untyped-call]
     return assemble(
         network,
@@ -126,8 +138,9 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
         title = f"{name} of torchvision's {weights.name}"
         digest = state_digest(network.state_dict())
     else:
+        as_tagged = _AS_TAGGED.get(name.partition("_")[0], lambda _: {})(weights) if tag else {}
         with _building(name, kwargs):
-            network = torchvision.models.get_model(name, weights=None, **kwargs)
+            network = torchvision.models.get_model(name, weights=None, **(as_tagged | kwargs))
         network, classifier = _without_classifier(network, name)
         title, digest, notes = _load_file(network, source.path, "torchvision", (classifier,), name)
     preset = weights.transforms()
@@ -158,9 +171,17 @@ def _fetched(source: TeacherSource, fetch: Callable[[], Any], what: str) -> Any:
 
 
 def _load_file(
-    network: nn.Module, path: str, library: str, classifiers: Collection[str], model: str
+    network: nn.Module,
+    path: str,
+    library: str,
+    classifiers: Collection[str],
+    model: str,
+    fit: Callable[..., Any] | None = None,
 ) -> tuple[str, str, list[str]]:
-    """Loads a file into a network without classifiers; returns title, digest and notes."""
+    """Loads a file into a network without classifiers; returns title, digest and notes.
+
+    ``fit`` turns weights and network into weights that fit the network.
+    """
     file = Path(path)
     title, prefix, wrapper = f"{library} checkpoint {path!r}", "", ""
     weights: Mapping[str, Tensor]
@@ -169,9 +190,16 @@ def _load_file(
     else:
         state = read_checkpoint(file, (argparse.Namespace,))
         wrapper = next((w for w in _WRAPPERS if state.get(w) is not None), "state_dict")
+        if isinstance(averaged := state.get(wrapper), dict):
+            # torch.optim.swa_utils.AveragedModel counts its updates beside the weights.
+            averaged.pop("n_averaged", None)
         prefix, weights = unwrap(state, wrapper, title)
     dropped = {f"{name}.{field}" for name in classifiers for field in ("weight", "bias")}
     weights = {k: v for k, v in weights.items() if k not in dropped}
+    if fit is not None and misfits(network, weights):
+        # It may fail on weights of another model; what does not fit is reported below.
+        with contextlib.suppress(Exception):
+            weights = fit(weights, network)
     target = f"the model {model!r} without classifier"
     check_fit(network, weights, title, target, f"is it the file of another {KEY}.model?", prefix)
     network.load_state_dict(weights)

@@ -549,6 +549,14 @@ def test_errors_at_the_start(shards: Path, monkeypatch: pytest.MonkeyPatch) -> N
     refused_mds(r"no index.json there", ADDRESS)
 
 
+@pytest.mark.fault
+def test_a_cache_that_cannot_be_written(cache: Path) -> None:
+    """The shards are not at fault: their labels are read once, and kept in the cache folder."""
+    cache.write_text("a file")
+    error = refused_mds("cannot be written: Not a directory; name a folder", OF_MOSAICML)
+    assert error.key == "data.streaming.cache_dir"
+
+
 def test_another_scheme(kind: str) -> None:
     making.refused(r"only s3:// and gs://", "ftp://bucket/images", format=kind)
 
@@ -580,6 +588,38 @@ def test_room_for_some(
     problem = "raise the limit, or shuffle fewer shards"
     error = making.refused(problem, ADDRESS, format=kind, streaming=more)
     assert error.key == "data.streaming.cache_limit"
+
+
+def test_copies_of_an_earlier_index_make_room(
+    remote: Remote, kind: str, opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are from the same address, and counted with those of its index of today."""
+    size = max(file.stat().st_size for file in remote.root.glob("shard.*"))
+    monkeypatch.setitem(sharded._UNITS, "mb", 4 * size)
+    settings = {"cache_limit": "1mb", "shuffle_shards": 2}
+    before = opened(ADDRESS, streaming=settings)
+    for index in range(0, COUNT, 10):
+        before[index]
+    if kind == "streaming":
+        index = remote.root / "index.json"
+        index.write_text(f"{index.read_text()} ")
+    else:
+        os.utime(remote.root / name(kind, 0), (1, 1))
+    after = opened(ADDRESS, streaming=settings)
+    assert after.storage.folder != before.storage.folder
+    for index in range(0, COUNT, 10):
+        after[index]
+        assert len(copies(cache)) <= 4
+
+
+def test_a_limit_is_of_copies_alone(opened: Opened, of_both: Path, cache: Path) -> None:
+    """Shards of a folder are no copies: they are not touched, whatever the limit."""
+    files = sorted(of_both.iterdir())
+    for file in files:
+        os.utime(file, (1, 1))
+    images = opened(of_both, streaming={"cache_limit": "1mb"})
+    assert len([images[i] for i in range(COUNT)]) == COUNT
+    assert [file.stat().st_mtime for file in files] == [1] * len(files)
 
 
 @pytest.mark.fault

@@ -14,6 +14,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from solo_ext.methods.distillation import TeacherKwargs
 from solo_ext.pretrained.loaded import LoadedTeacher
@@ -61,6 +62,21 @@ def test_timm_file(classes: int, tmp_path: Path) -> None:
     config = timm.get_pretrained_cfg(TIMM)
     assert (teacher.mean, teacher.std) == (config.mean, config.std)
     assert teacher.input_size == config.input_size[-1] == 176
+
+
+def test_timm_file_of_another_size(tmp_path: Path) -> None:
+    """Positions of a ViT are resized as in a download of the same weights."""
+    small = {"embed_dim": 8, "depth": 1, "num_heads": 1}
+    path = str(tmp_path / "m.safetensors")
+    save_file(timm.create_model("vit_tiny_patch16_224", **small).state_dict(), path)
+    kwargs = {**small, "img_size": 64}
+    model = {"model": "vit_tiny_patch16_224", "layout": "timm"}
+    downloaded = load(**model, model_kwargs={**kwargs, "pretrained_cfg_overlay": {"file": path}})
+    teacher = load(**model, model_kwargs=kwargs, path=path)
+    assert same_features(teacher, downloaded.backbone)
+    assert teacher.input_size == 64
+    line = refusal(load, **model, model_kwargs={**kwargs, "embed_dim": 16}, path=path)
+    assert "of another shape: " in line
 
 
 @pytest.mark.parametrize(
@@ -111,7 +127,11 @@ def test_torchvision_file(tmp_path: Path) -> None:
     network = torchvision.models.get_model(TORCHVISION, num_classes=7).eval()
     state, path = network.state_dict(), tmp_path / "m.pth"
     network.fc = nn.Identity()
-    for content in (state, network.state_dict(), {"model": state, "epoch": 3, "optimizer": {}}):
+    averaged = AveragedModel(network).state_dict()
+    worse = {k: torch.zeros_like(v) for k, v in state.items()}
+    trained = [{"model": state, "epoch": 3, "optimizer": {}}]
+    trained += [{"model": worse, "model_ema": averaged, "epoch": 3}]
+    for content in (state, network.state_dict(), *trained):
         torch.save(content, path)
         teacher = load(layout="torchvision", path=str(path))
         assert same_features(teacher, network)
@@ -120,6 +140,25 @@ def test_torchvision_file(tmp_path: Path) -> None:
     assert "missing: conv5.0.weight" in refusal(load, layout="torchvision", path=str(path))
     torch.save({**state, "fc.more": torch.ones(1)}, path)
     assert "unexpected: fc.more" in refusal(load, layout="torchvision", path=str(path))
+
+
+def test_torchvision_file_of_a_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is built as torchvision builds the download of the tag."""
+    path = str(tmp_path / "m.pth")
+    network = torchvision.models.googlenet(init_weights=False, transform_input=True).eval()
+    torch.save(network.state_dict(), path)
+    network.fc = nn.Identity()
+    googlenet = {"layout": "torchvision", "path": path, "model_kwargs": {"init_weights": False}}
+    assert same_features(load(**googlenet, model="googlenet:IMAGENET1K_V1"), network)
+    assert not same_features(load(**googlenet, model="googlenet"), network)
+
+    def refuse(name: str, weights: None, **kwargs: Any) -> None:
+        raise ValueError(f"built with {kwargs}")
+
+    monkeypatch.setattr(torchvision.models, "get_model", refuse)
+    vit = {"layout": "torchvision", "path": path, "model": "vit_b_16:IMAGENET1K_SWAG_E2E_V1"}
+    assert "built with {'image_size': 384}" in refusal(load, **vit)
+    assert "{'image_size': 96}" in refusal(load, **vit, model_kwargs={"image_size": 96})
 
 
 def test_torchvision_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
