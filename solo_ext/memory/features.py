@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core import distributed
-from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.memory.state import State
 
 
@@ -90,30 +88,6 @@ class FeatureQueue(State):
         self.pointer, self.written, self.updates = numbers
 
 
-class Neighbours(NamedTuple):
-    """Nearest neighbours of each query, most similar first, without gradient.
-
-    Attributes:
-        embeddings: (N, k, D), a copy, because the set may be overwritten before they are used.
-        index: (N, k) their rows in the set.
-        similarity: (N, k) dot products with the query; minus infinity, with an arbitrary row as
-            neighbour, if ids leave fewer than k rows.
-        labels: (N, k) their labels, -1 for none.
-
-    Example:
-        >>> support = SupportSet(8, dim=2)
-        >>> support.update_(torch.eye(2), labels=torch.tensor([3, 4]))
-        >>> found = support.nearest(torch.eye(2), k=1)
-        >>> found.embeddings.shape, found.similarity.flatten(), found.labels.flatten()
-        (torch.Size([2, 1, 2]), tensor([1., 1.]), tensor([3, 4]))
-    """
-
-    embeddings: Tensor
-    index: Tensor  # type: ignore[assignment]  # in place of tuple's method of that name
-    similarity: Tensor
-    labels: Tensor
-
-
 class SupportSet(FeatureQueue):
     """Queue of unit embeddings that also stores the sample index and the label of each.
 
@@ -128,9 +102,9 @@ class SupportSet(FeatureQueue):
     Example:
         >>> support = SupportSet(8, dim=2)
         >>> support.update_(torch.eye(2), indices=torch.tensor([5, 9]))
-        >>> found = support.nearest(torch.eye(2), k=1)
-        >>> found.embeddings.shape, support.indices[found.index].flatten()
-        (torch.Size([2, 1, 2]), tensor([5, 9]))
+        >>> support.value[:2], support.indices[:3]
+        (tensor([[1., 0.],
+                [0., 1.]]), tensor([ 5,  9, -1]))
 
     Source:
         Dwibedi et al., ICCV 2021, arXiv 2104.14548.
@@ -159,26 +133,6 @@ class SupportSet(FeatureQueue):
             self.value[rows] = keys[part]
             self.indices[rows] = -1 if indices is None else indices[part]
             self.labels[rows] = -1 if labels is None else labels[part]
-
-    @torch.no_grad()
-    def nearest(self, query: Tensor, k: int = 1, ids: Tensor | None = None) -> Neighbours:
-        """Finds the rows with the largest dot product with each query.
-
-        Rows of the random start can be found as well. Call this before the queries' own embeddings
-        are written, which would otherwise be found.
-
-        Args:
-            query: (N, D), unit rows for similarities in [-1, 1].
-            k: neighbours to find, in [1, K].
-            ids: (N,) sample indices of the queries, at least 0; rows of the same image are left
-                out. By default an image may find its own earlier embedding.
-
-        Raises:
-            ValueError: shapes do not fit, or k is out of range.
-        """
-        own = None if ids is None else self.indices
-        index, similarity = nearest_rows(query, self.value, k, query_ids=ids, table_ids=own)
-        return Neighbours(self.value[index], index, similarity, self.labels[index])
 
 
 class FeatureBank(State):

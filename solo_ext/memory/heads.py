@@ -1,4 +1,4 @@
-"""Heads: projector, class weights, bilinear critic; and batch norm that splits the batch."""
+"""Heads: projector and class weights; and batch norm that splits the batch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
+from solo_ext.core.errors import ConfigError
 from solo_ext.core.precision import full_precision, full_precision_products
 
 
@@ -112,40 +113,6 @@ class ClassWeights(nn.Module):
         return match
 
 
-class BilinearCritic(nn.Module):
-    """Scores ``z^T W c`` of queries with contexts, the logarithm of f in Eq. 3.
-
-    Attributes:
-        weight: (D1, D2) W, for ``bilinear_info_nce_loss_func``; initialised so that scores have
-            unit variance if the rows have unit variance.
-
-    Args:
-        query_dim: D1.
-        context_dim: D2.
-
-    Example:
-        >>> BilinearCritic(4, 6)(torch.randn(3, 4), torch.randn(5, 6)).shape
-        torch.Size([3, 5])
-
-    Source:
-        van den Oord et al., 2018, arXiv 1807.03748.
-    """
-
-    def __init__(self, query_dim: int, context_dim: int) -> None:
-        super().__init__()
-        weight = torch.empty(query_dim, context_dim)
-        self.weight = nn.Parameter(weight.normal_(std=weight.numel() ** -0.5))
-
-    def forward(self, z: Tensor, c: Tensor) -> Tensor:
-        """Scores (N, K) of queries (N, D1) with contexts (K, D2).
-
-        They are computed in fp32 (fp64 for fp64 queries), also under autocast.
-        """
-        z, c, weight = full_precision(z, c, self.weight)
-        with full_precision_products(z.device):
-            return z @ weight @ c.T
-
-
 class SplitBatchNorm2d(nn.BatchNorm2d):
     """Normalises image i with the images of the same ``i % splits``.
 
@@ -200,7 +167,7 @@ def split_batch_norm(network: nn.Module, splits: int) -> nn.Module:
     """Replaces every ``BatchNorm2d`` of a network by a :class:`SplitBatchNorm2d`.
 
     Raises:
-        ValueError: the network has none.
+        ConfigError: the network has none.
 
     Example:
         >>> split_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), splits=2)[0].splits
@@ -212,7 +179,8 @@ def split_batch_norm(network: nn.Module, splits: int) -> nn.Module:
         m: SplitBatchNorm2d(m, splits) for m in modules if type(m) is nn.BatchNorm2d
     }
     if not made:
-        raise ValueError("method_kwargs.batch_norm_splits: the backbone has no BatchNorm2d")
+        problem = "the backbone has no plain BatchNorm2d, whose batch could be split"
+        raise ConfigError("method_kwargs.batch_norm_splits", splits, problem, "take 1")
     for module in modules:
         for name, child in list(module._modules.items()):
             if child in made:

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.core.precision import factors_dtype
 from solo_ext.host import BaseMethod, initialize_momentum_params
+from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.losses.contrastive import (
     ContrastiveTerms,
     NegativeEstimator,
@@ -240,21 +241,30 @@ class Contrastive(ProjectedMethod):
         settings = self.kwargs.support_set
         images = indices.repeat(len(keys))
         excluded = images if settings.exclude_own else None
-        found = support_set.nearest(torch.cat(list(keys)), settings.top_k, excluded)
+        table_ids = support_set.indices if settings.exclude_own else None
+        rows, similarity = nearest_rows(
+            torch.cat(list(keys)),
+            support_set.value,
+            settings.top_k,
+            query_ids=excluded,
+            table_ids=table_ids,
+        )
+        # Copies, because the set is overwritten before the backward pass could use it.
+        embeddings, neighbours = support_set.value[rows], support_set.indices[rows]
         # If fewer than `top_k` rows are allowed, the missing ones have similarity -inf.
-        there = found.similarity.isfinite()
-        similarity = torch.where(there, found.similarity, 0.0).sum() / there.sum().clamp(min=1)
+        there = similarity.isfinite()
+        similarity = torch.where(there, similarity, 0.0).sum() / there.sum().clamp(min=1)
         metrics = {"train_nn_similarity": similarity} | queue_metrics("support", support_set)
-        neighbours = support_set.indices[found.index]
         if has_indices(self.cfg):
             metrics["train_nn_own"] = (neighbours == images.unsqueeze(1)).float().mean()
         if not self.cfg.data.get("no_labels"):
             label = targets.repeat(len(keys)).unsqueeze(1)
-            known = (found.labels >= 0) & (label >= 0)
-            same = known & (found.labels == label)
+            labels = support_set.labels[rows]
+            known = (labels >= 0) & (label >= 0)
+            same = known & (labels == label)
             metrics["train_nn_acc"] = same.sum() / known.sum().clamp(min=1)
         count = len(keys)
-        return list(found.embeddings.chunk(count)), list(neighbours.chunk(count)), metrics
+        return list(embeddings.chunk(count)), list(neighbours.chunk(count)), metrics
 
     def against_negatives(
         self,
@@ -417,8 +427,10 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
         queue, most = self.queues[1], self.kwargs.mixing.num_hard or 1
         similar = query @ queue.value.T
         similar.masked_fill_(indices.unsqueeze(1) == queue.indices, float("-inf"))
-        same = queue.labels[similar.topk(most).indices] == targets.unsqueeze(1)
-        self.log_dict({"train_mined_same_class": same.float().mean()}, sync_dist=True)
+        labels, own = queue.labels[similar.topk(most).indices], targets.unsqueeze(1)
+        known = (labels >= 0) & (own >= 0)
+        share = (known & (labels == own)).sum() / known.sum().clamp(min=1)
+        self.log_dict({"train_mined_same_class": share}, sync_dist=True)
 
     def against_negatives(
         self,

@@ -24,7 +24,7 @@ from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses import LOSSES
 from solo_ext.losses.common import check_not_negative
 from solo_ext.losses.contrastive import own_columns
-from solo_ext.memory.heads import BilinearCritic, ClassWeights
+from solo_ext.memory.heads import ClassWeights
 
 PML = "pml/"
 """Prefix of a pytorch-metric-learning class in a config."""
@@ -234,7 +234,9 @@ class BilinearCriterion(Criterion):
 
     def __init__(self, loss: Loss, batch: Batch, **given: Any) -> None:
         super().__init__(loss, batch, **given)
-        self.critic = BilinearCritic(batch.dim, batch.dim)
+        # Scores z^T W c start with unit variance if the rows have unit variance.
+        weight = torch.empty(batch.dim, batch.dim).normal_(std=1 / batch.dim)
+        self.critic: Any = nn.ParameterDict({"weight": weight})
 
     def forward(self, views: Views, classes: Tensor) -> Result:
         return self._mean_over_pairs(views, self.critic.weight), {}

@@ -33,7 +33,7 @@ from solo_ext.core.draws import derive_seed, draw
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.precision import ComputeDtype, factors_dtype
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
-from solo_ext.host import BaseMomentumMethod, initialize_momentum_params
+from solo_ext.host import initialize_momentum_params
 from solo_ext.losses.info_nce import Collisions, info_nce_loss_func, proto_nce_terms
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.heads import projector
@@ -45,6 +45,7 @@ from solo_ext.methods.e_step import (
     check_e_step,
     check_prototypes,
 )
+from solo_ext.methods.projected import ProjectedMomentumMethod
 from solo_ext.methods.registry import (
     METHODS,
     capped_queue,
@@ -104,7 +105,7 @@ class PCLKwargs(EStepKwargs):
     year=2020,
     arxiv="2005.04966",
 )
-class PCL(BaseMomentumMethod):
+class PCL(ProjectedMomentumMethod):
     """MoCo with prototypes of several clusterings (Li et al., ICLR 2021, arXiv 2005.04966).
 
     ``InfoNCE + proto_weight / M * sum_m ProtoNCE_m`` (Eq. 11). Before an epoch, from
@@ -122,7 +123,7 @@ class PCL(BaseMomentumMethod):
         >>> from solo_ext.methods.registry import example_config
         >>> cfg = example_config("pcl", queue_size=16, num_prototypes=[3, 6])
         >>> method, views = PCL(cfg), torch.randn(2, 4, 3, 32, 32)
-        >>> v = method.projector(method(views[0])["feats"])
+        >>> v = method(views[0])["z"]
         >>> key = F.normalize(method.embed(views[1]), dim=1)
         >>> loss, _ = method.contrast([v], [key], indices=torch.arange(4))
         >>> v.shape, loss.shape
@@ -146,7 +147,6 @@ class PCL(BaseMomentumMethod):
         settings = kwargs if kwargs.proto_weight else None
         self.e_step = EStep(settings, KEY, dim, kwargs.temperature)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
-        self.step_embeddings: list[Tensor] = []
         self._pending_keys: tuple[Tensor, list[Tensor]] | None = None
         keep_out_of_broadcast(self)
 
@@ -157,9 +157,7 @@ class PCL(BaseMomentumMethod):
         Raises:
             ConfigError: a setting is out of range, or does not fit the others or the data.
         """
-        # solo-learn fails if the config lacks this section.
-        cfg.momentum = cfg.get("momentum") or {}
-        cfg = BaseMomentumMethod.add_and_assert_specific_cfg(cfg)
+        cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg)
         require_indices(cfg, "looks clusters up")
         cfg = fill_method_kwargs(cfg, PCLKwargs)
@@ -199,25 +197,17 @@ class PCL(BaseMomentumMethod):
             check_prototypes(cfg.method_kwargs, KEY, images)
 
     @property
-    def learnable_params(self) -> list[dict[str, Any]]:
-        """Adds the projector, which is a part of f."""
-        g = {"name": "projector", "params": self.projector.parameters()}
-        return [*super().learnable_params, g]
-
-    @property
-    def momentum_pairs(self) -> list[tuple[Any, Any]]:
-        """Adds the projectors."""
-        return [*super().momentum_pairs, (self.projector, self.momentum_projector)]
-
-    @property
     def embedder(self) -> list[nn.Module]:
         """The networks whose embeddings are clustered: f' of Algorithm 1."""
         return [self.momentum_backbone, self.momentum_projector]
 
     def embed(self, X: Tensor) -> Tensor:
         """Embeddings (N, D) that are clustered: v' = f'(x)."""
-        z: Tensor = self.momentum_projector(self.momentum_forward(X)["feats"])
-        return z
+        return self.momentum_forward(X)["z"]  # type: ignore[no-any-return]
+
+    def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Nothing: a step that is not ``symmetric`` has the queries of one view."""
+        return {}
 
     def on_train_start(self) -> None:
         """Synchronises the queues over ranks and prepares the E-step."""
@@ -239,15 +229,11 @@ class PCL(BaseMomentumMethod):
         # v = f(x), v' = f'(x): queries of the online networks, keys of the momentum ones.
         if self.kwargs.symmetric:
             out = super().training_step(batch, batch_idx)
-            features, momentum_features = out["feats"], out["momentum_feats"]
+            queries, projected = out["z"], out["momentum_z"]
         else:
             out = self._classified(crops[0], targets)
-            features = [out["feats"]]
-            momentum_features = [self.momentum_forward(crops[1])["feats"]]
-        queries = [self.projector(feats) for feats in features]
-        with torch.no_grad():
-            projected = [self.momentum_projector(feats) for feats in momentum_features]
-            keys = [F.normalize(key.float(), dim=1) for key in projected]
+            queries, projected = [out["z"]], [self.momentum_forward(crops[1])["z"]]
+        keys = [F.normalize(key.float(), dim=1) for key in projected]
         # A query's key comes from the other view.
         seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
         loss, metrics = self.contrast(queries, keys[::-1], indices, seed)

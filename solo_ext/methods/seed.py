@@ -291,6 +291,7 @@ def _check_loss(kwargs: Any) -> None:
         ("tau_plus", kwargs.tau_plus, "contrastive"),
         ("beta", kwargs.beta, "contrastive"),
         ("mixing", mixing, "contrastive"),
+        ("negatives", kwargs.negatives == "batch" and "batch", "contrastive"),
     ):
         if value and kwargs.loss != reader:
             raise ConfigError(

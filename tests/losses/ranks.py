@@ -31,7 +31,7 @@ from solo_ext.losses.mochi import draw_mixes
 from solo_ext.losses.nnclr import nnclr_terms
 from solo_ext.memory import PrototypePrior, sinkhorn
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
-from solo_ext.memory.heads import BilinearCritic, ClassWeights
+from solo_ext.memory.heads import ClassWeights
 
 RANKS = int(os.environ.get("RANKS", "2"))
 IMAGES, VIEWS, CLASSES, D, K = 12, 3, 7, 5, 11
@@ -50,7 +50,7 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, D))
-        self.critic = BilinearCritic(D, D)
+        self.critic = nn.ParameterDict({"weight": torch.empty(D, D).normal_(std=1 / D)})
         self.head = ClassWeights(CLASSES, D)
         self.scale = nn.Parameter(torch.tensor(5.0))
         self.prototypes = nn.Parameter(F.normalize(torch.randn(K, D), dim=1))

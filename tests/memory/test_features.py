@@ -171,39 +171,3 @@ def test_writes_all_three_alike_in_a_ring(sizes: list[int]) -> None:
 def test_update_allocates_nothing(peak_bytes: Any) -> None:
     support, keys, ids = SupportSet(4096, 4), unit(300), torch.arange(300)
     assert peak_bytes(lambda: [support.update_(keys, ids, ids) for _ in range(20)]) == 0
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_finds_rows_with_their_labels(k: int) -> None:
-    support, query = filled(), unit(5, seed=3)
-    expected = (query @ support.value.T).topk(k, dim=1)
-    found = support.nearest(query, k)
-    assert torch.equal(found.index, expected.indices)
-    torch.testing.assert_close(found.similarity, expected.values)
-    assert found.embeddings.shape == (5, k, 4)
-    assert torch.equal(found.embeddings, support.value[expected.indices])
-    assert torch.equal(found.labels, support.labels[expected.indices])
-
-
-def test_leaves_out_the_own_image() -> None:
-    support = filled()
-    query, ids = support.value.clone(), support.indices.clone()
-    assert support.nearest(query).index.squeeze(1).tolist() == list(range(6))
-    found = support.nearest(query, 5, ids)
-    similarity = (query @ query.T).fill_diagonal_(float("-inf"))
-    assert torch.equal(found.index, similarity.topk(5, dim=1).indices)
-    assert found.similarity.isfinite().all()
-
-
-def test_what_was_found_outlives_the_next_update() -> None:
-    support, query = filled(), unit(2, seed=3).requires_grad_()
-    found = support.nearest(query, 2)
-    before = [part.clone() for part in found]
-    support.update_(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))
-    assert all(torch.equal(a, b) for a, b in zip(found, before, strict=True))
-    assert not any(part.requires_grad for part in found)
-
-
-def test_refuses() -> None:
-    with pytest.raises(ValueError, match=r"k=7: must lie in \[1, 6\]"):
-        filled().nearest(unit(2), 7)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from solo_ext.core.errors import ConfigError
 from solo_ext.memory.heads import split_batch_norm
 from solo_ext.methods import PCL
 from solo_ext.methods.contrastive import Contrastive
@@ -64,6 +65,11 @@ def test_running_statistics_are_the_mean_of_the_parts() -> None:
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         expected = torch.stack([getattr(part, name).float() for part in parts]).mean(0)
         torch.testing.assert_close(getattr(layer, name).float(), expected)
+
+
+def test_a_backbone_without_batch_norm_has_nothing_to_split() -> None:
+    with pytest.raises(ConfigError, match=r"method_kwargs.batch_norm_splits=8: .* take 1"):
+        split_batch_norm(nn.Sequential(nn.LayerNorm(3)), 8)
 
 
 @pytest.mark.parametrize("small", [0, 1])

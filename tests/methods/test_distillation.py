@@ -220,6 +220,7 @@ REGRESSION = {"loss": "regression", "teacher_temperature": None}
         ("seed", {"tau_plus": 0.1}, "tau_plus", ""),
         ("seed", {**REGRESSION, "beta": 1.0}, "beta", ""),
         ("seed", {"mixing": {"num_pair_mixes": 3}}, "mixing", ""),
+        ("seed", {"negatives": "batch"}, "negatives", "take loss=contrastive"),
     ],
     ids=str,
 )
