@@ -35,6 +35,26 @@ _COMMON: dict[str, type[Section]] = {
     "optimizer": Batch,
     "dali": DALI,
 }
+_IRRELEVANT_TO_RESULTS = {
+    "resume_from_checkpoint",
+    "auto_resume",
+    "wandb",
+    "loggers",
+    "checkpoint",
+    "debug_augmentations",
+    "log_every_n_steps",
+    "data.num_workers",
+    "data.start_method",
+    "data.in_memory",
+    "data.streaming.cache_dir",
+    "data.streaming.cache_limit",
+    "data.streaming.download_retry",
+    "data.streaming.download_timeout",
+    "data.streaming.anonymous",
+    "method_kwargs.features_dir",
+    "method_kwargs.clusters.features_dir",
+    "on_nonfinite",
+}
 
 
 def trainer_arguments() -> tuple[str, ...]:
@@ -275,3 +295,30 @@ def _sections(annotation: Any) -> list[type[BaseModel]]:
         return [section for inner in arguments for section in _sections(inner)]
     known = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return [annotation] if known else []
+
+
+def result_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting that can change the results, by dotted key, with integers as floats.
+
+    >>> result_settings({"loggers": [], "optimizer": {"lr": 1, "exclude": True}})
+    {'optimizer.lr': 1.0, 'optimizer.exclude': True}
+    """
+    flat: dict[str, Any] = {}
+
+    def number(value: Any) -> Any:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    def walk(value: Any, key: str) -> None:
+        if key in _IRRELEVANT_TO_RESULTS:
+            return
+        if isinstance(value, Mapping) and value:
+            for name, inner in value.items():
+                walk(inner, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list) and any(isinstance(v, Mapping | list) for v in value):
+            for place, inner in enumerate(value):
+                walk(inner, f"{key}.{place}")
+        else:
+            flat[key] = [number(v) for v in value] if isinstance(value, list) else number(value)
+
+    walk(config, "")
+    return flat

@@ -68,20 +68,24 @@ def compose(
     suffix = "" if name.endswith(".yml") else ".yaml"
     if config_path is None:
         root, full = config_root(), f"{_NAMESPACE}/{name.removeprefix(_NAMESPACE + '/')}"
-        known = shipped_configs()
     else:
         root, full = config_path.expanduser().resolve(), name
         if not root.is_dir():
             raise UserError(
                 f"--config-path {config_path}: no such folder; give a folder of YAML files"
             )
-        known = [p.relative_to(root).as_posix().removesuffix(".yaml") for p in root.rglob("*.y*ml")]
     file = root / f"{full}{suffix}"
     if not is_file(file):
+        if config_path is None:
+            known = shipped_configs()
+        else:
+            # Search only now: data may lie beside the configs.
+            found = root.rglob("*.y*ml")
+            known = [p.relative_to(root).as_posix().removesuffix(".yaml") for p in found]
         raise ConfigError("--config-name", config_name, "no such config", suggest_name(name, known))
     parsed = parse(overrides)
     # Hydra applies the overrides of config groups; `apply_overrides` sets values afterwards.
-    groups = [o for o in parsed if "/" in o.key_or_group or o.package is not None]
+    groups = [o for o in parsed if _is_of_group(o, root)]
     cfg = _composed(root, full, groups)
     OmegaConf.set_struct(cfg, False)
     apply_overrides(cfg, [o for o in parsed if o not in groups])
@@ -92,6 +96,19 @@ def compose(
             f"`# @package _global_`, or its keys land under {folder!r}"
         )
     return _resolved(cfg)
+
+
+def _is_of_group(override: Override, root: Path) -> bool:
+    """Whether an override chooses a file of a config group, as ``augmentations=symmetric`` may."""
+    group, value = override.key_or_group, override.value()
+    if "/" in group or override.package is not None:
+        return True
+    folder = root / group
+    return (
+        isinstance(value, str)
+        and folder.is_dir()
+        and (folder / f"{value.removesuffix('.yaml')}.yaml").is_file()
+    )
 
 
 def _composed(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:

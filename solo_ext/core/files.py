@@ -266,7 +266,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    r"""Appends one line of JSON per entry, after removing a last line that is incomplete.
+    r"""Appends one line of JSON per entry; a last line that is incomplete is removed first.
 
     Raises:
         UserError: the file is a link or not a regular file.
@@ -282,7 +282,13 @@ def append_lines(file: Path, entries: Iterable[Mapping[str, Any]]) -> None:
     with writing(file), refuse_link(file).open("a+b") as held:
         held.seek(0)
         content = held.read()
-        held.truncate(content.rfind(b"\n") + 1)
+        end = content.rfind(b"\n") + 1
+        try:
+            # Only the end of the line is missing where another program wrote it.
+            json.loads(content[end:])
+            text = f"\n{text}"
+        except ValueError:
+            held.truncate(end)
         held.write(text.encode())
         held.flush()
         os.fsync(held.fileno())

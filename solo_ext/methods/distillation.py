@@ -15,38 +15,12 @@ from solo_ext.core.types import PositiveInt, Section
 from solo_ext.host import BaseMethod
 from solo_ext.losses.alignment import effective_rank
 from solo_ext.memory.heads import projector
+from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.registry import fill_method_kwargs, logger, typed_kwargs
 
 if TYPE_CHECKING:
     from solo_ext.pretrained.loaded import LoadedTeacher
-
-
-class TeacherKwargs(Section):
-    """``method_kwargs.teacher``: the frozen network that the student learns from.
-
-    Attributes:
-        layout: format of the teacher's weights: ``run`` of solo-learn or solo_ext (a run directory
-            or one of its checkpoints), the official files of ``moco_v2``, ``swav`` and ``dino``, a
-            model of ``timm`` or ``torchvision``.
-        path: the file or run directory; null: timm and torchvision download the weights.
-        model: the architecture, if the file does not name it; for timm and torchvision with the
-            tag of its weights, such as ``resnet50.a1_in1k`` and ``resnet50:IMAGENET1K_V2``.
-        model_kwargs: arguments of the model's constructor.
-        networks: the ``online`` or the ``momentum`` networks of a run that has both.
-        dtype: dtype of the teacher's forward pass, by autocast.
-
-    Example:
-        >>> TeacherKwargs(layout="moco_v2", path="moco_v2_800ep_pretrain.pth.tar").networks
-        'online'
-    """
-
-    layout: Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"] = "run"
-    path: str | None = None
-    model: str | None = None
-    model_kwargs: dict[str, Any] = {}
-    networks: Literal["online", "momentum"] = "online"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 class DistillationKwargs(Section):

@@ -355,9 +355,11 @@ class EStep:
         rank_barrier(device)
         # All ranks have at least this many batches.
         shared = -int(distributed.max_over_ranks(torch.tensor(len(rows) // -size, device=device)))
-        with eval_mode(*method.embedder), method.trainer.precision_plugin.forward_context():
+        precision = method.trainer.precision_plugin
+        with eval_mode(*method.embedder), precision.forward_context():
             for number, images in enumerate(batches):
-                embedded = method.embed(images.to(device, non_blocking=True))
+                images = precision.convert_input(images.to(device, non_blocking=True))
+                embedded = method.embed(images)
                 part = rows[number * size : (number + 1) * size]
                 features[part] = F.normalize(embedded.float(), dim=1).to(features.device)
                 if 0 < number < shared and number % _BARRIER_EVERY == 0:

@@ -20,6 +20,7 @@ from torchvision.models.resnet import Bottleneck, ResNet
 
 from solo_ext.core.errors import ConfigError, UserError, first_line, suggest_name
 from solo_ext.host.backbones import PREFIX
+from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.pretrained.files import (
     check_fit,
     file_digest,
@@ -29,7 +30,7 @@ from solo_ext.pretrained.files import (
     state_digest,
     unwrap,
 )
-from solo_ext.pretrained.loaded import KEY, LoadedTeacher, TeacherSource, assemble
+from solo_ext.pretrained.loaded import KEY, LoadedTeacher, assemble
 
 _WIDE = re.compile(r"(resnet(?:50|101|152))w([2-5])")
 _BLOCKS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3], "resnet152": [3, 8, 36, 3]}
@@ -44,7 +45,7 @@ _AS_TAGGED: dict[str, Callable[[Any], dict[str, Any]]] = {
 """Arguments that torchvision takes from a tag when it downloads, by a name's first word."""
 
 
-def load_timm(source: TeacherSource) -> LoadedTeacher:
+def load_timm(source: TeacherKwargs) -> LoadedTeacher:
     """Loads a timm model without its classifier; mean, deviation and size are its own config's.
 
     ``path`` is a file of weights in timm's format (safetensors or ``torch.save``); without it timm
@@ -54,7 +55,6 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
         UserError: unknown model or tag, weights of another model, or a failed download.
 
     >>> import tempfile
-    >>> from solo_ext.methods.distillation import TeacherKwargs
     >>> file = tempfile.mkdtemp() + "/weights.pth"
     >>> torch.save(timm.create_model("resnet10t").state_dict(), file)
     >>> load_timm(TeacherKwargs(layout="timm", path=file, model="resnet10t")).features_dim
@@ -98,7 +98,7 @@ def load_timm(source: TeacherSource) -> LoadedTeacher:
     )
 
 
-def load_torchvision(source: TeacherSource) -> LoadedTeacher:
+def load_torchvision(source: TeacherKwargs) -> LoadedTeacher:
     """Loads a torchvision model without its last linear layer.
 
     ``path`` is a file of weights in torchvision's format; without it torchvision downloads those of
@@ -109,7 +109,6 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
         UserError: unknown model or tag, weights of another model, or a failed download.
 
     >>> import tempfile
-    >>> from solo_ext.methods.distillation import TeacherKwargs
     >>> file = tempfile.mkdtemp() + "/weights.pth"
     >>> torch.save(torchvision.models.shufflenet_v2_x0_5().state_dict(), file)
     >>> source = TeacherKwargs(layout="torchvision", path=file, model="shufflenet_v2_x0_5")
@@ -156,7 +155,7 @@ def load_torchvision(source: TeacherSource) -> LoadedTeacher:
     )
 
 
-def _fetched(source: TeacherSource, fetch: Callable[[], Any], what: str) -> Any:
+def _fetched(source: TeacherKwargs, fetch: Callable[[], Any], what: str) -> Any:
     """A network with its library's weights, from the library's cache or the internet."""
     try:
         with _building(str(source.model), source.model_kwargs):

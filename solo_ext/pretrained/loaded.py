@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from solo_ext.core.errors import UserError, first_line
 from solo_ext.pretrained.files import misfits, refuse_keys
 
-Layout = Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"]
 KEY = "method_kwargs.teacher"
 """Config key of the teacher's settings."""
 Activation = Literal["relu", "gelu"]
@@ -27,24 +26,6 @@ _PROTOTYPES = (
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
 )
 """Keys of plain prototypes, and of their lengths and directions in torch's two weight norms."""
-
-
-class TeacherSource(Protocol):
-    """Where a teacher comes from: the part of the methods' ``TeacherKwargs`` that is read here.
-
-    For official files ``model: None`` is the published architecture; otherwise a torchvision name,
-    optionally followed by ``w2`` to ``w5`` for SwAV's wide ResNets, or a timm name.
-
-    >>> from solo_ext.methods.distillation import TeacherKwargs
-    >>> TeacherKwargs(layout="swav", path="swav_800ep_pretrain.pth.tar").networks
-    'online'
-    """
-
-    layout: Layout
-    path: str | None
-    model: str | None
-    model_kwargs: dict[str, Any]
-    networks: Literal["online", "momentum"]
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import CHECKPOINT_NAME, read_text
 from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.host.backbones import build_backbone
+from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.pretrained.exported import FETCHING
 from solo_ext.pretrained.files import check_fit, file_digest, holds_values, read_checkpoint
 from solo_ext.pretrained.loaded import (
     Activation,
     LoadedTeacher,
-    TeacherSource,
     assemble,
     load_head,
     prototype_rows,
@@ -210,7 +210,7 @@ def _state_of(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def load_run(source: TeacherSource) -> LoadedTeacher:
+def load_run(source: TeacherKwargs) -> LoadedTeacher:
     """Loads the networks of a run as a teacher, with the normalisation and size of its large crops.
 
     The head is the projector (DINO: the layers before the prototypes) if it consists of linear
@@ -220,7 +220,6 @@ def load_run(source: TeacherSource) -> LoadedTeacher:
     Raises:
         UserError: the path is no run, or lacks the momentum networks that were asked for.
 
-    >>> from solo_ext.methods.distillation import TeacherKwargs
     >>> load_run(TeacherKwargs(layout="run", path="nowhere"))
     Traceback (most recent call last):
     solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint

@@ -17,6 +17,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
+from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.pretrained.files import check_fit, file_digest, read_checkpoint, refuse_keys, unwrap
 from solo_ext.pretrained.libraries import (
     build_architecture,
@@ -24,7 +25,7 @@ from solo_ext.pretrained.libraries import (
     load_timm,
     load_torchvision,
 )
-from solo_ext.pretrained.loaded import KEY, LoadedTeacher, TeacherSource, assemble, prototype_rows
+from solo_ext.pretrained.loaded import KEY, LoadedTeacher, assemble, prototype_rows
 from solo_ext.pretrained.runs import load_run
 
 _META = "https://dl.fbaipublicfiles.com"
@@ -40,13 +41,12 @@ _SWAV_STD = (0.228, 0.224, 0.225)
 _ONE_OF_SEVERAL = re.compile(r"prototypes\d+\.weight")
 
 
-def check_source(source: TeacherSource) -> None:
+def check_source(source: TeacherKwargs) -> None:
     """Refuses settings that can be recognised as wrong without reading the teacher.
 
     Raises:
         ConfigError: a setting is missing, names a missing file, or does not belong to the layout.
 
-    >>> from solo_ext.methods.distillation import TeacherKwargs
     >>> check_source(TeacherKwargs(layout="timm"))
     Traceback (most recent call last):
     solo_ext.core.errors.ConfigError: method_kwargs.teacher.model=null: layout timm needs a model...
@@ -70,7 +70,7 @@ def check_source(source: TeacherSource) -> None:
             raise ConfigError(f"{KEY}.{name}", getattr(source, name), problem, remedy)
 
 
-def load_teacher(source: TeacherSource) -> LoadedTeacher:
+def load_teacher(source: TeacherKwargs) -> LoadedTeacher:
     """Loads a teacher onto the CPU and tests its shapes and a forward pass.
 
     Files are read without running code in them. Keys must be exactly those of the architecture, the
@@ -82,7 +82,6 @@ def load_teacher(source: TeacherSource) -> LoadedTeacher:
 
     >>> import tempfile
     >>> import torch
-    >>> from solo_ext.methods.distillation import TeacherKwargs
     >>> file, model = tempfile.mkdtemp() + "/weights.pth", "shufflenet_v2_x0_5"
     >>> weights = build_architecture(model, {}).state_dict()
     >>> torch.save({**weights, "prototypes.weight": torch.randn(20, 1024)}, file)
@@ -93,7 +92,7 @@ def load_teacher(source: TeacherSource) -> LoadedTeacher:
     return _LOADERS[source.layout](source)
 
 
-def _load_moco_v2(source: TeacherSource) -> LoadedTeacher:
+def _load_moco_v2(source: TeacherKwargs) -> LoadedTeacher:
     """MoCo v2 (arXiv 2003.04297): the query encoder with its head.
 
     Keys: ``[module.]encoder_q.<torchvision's>`` in ``state_dict``; the head is ``fc.0`` and
@@ -120,7 +119,7 @@ def _load_moco_v2(source: TeacherSource) -> LoadedTeacher:
     )
 
 
-def _load_swav(source: TeacherSource) -> LoadedTeacher:
+def _load_swav(source: TeacherKwargs) -> LoadedTeacher:
     """SwAV (arXiv 2006.09882) and its DeepCluster v2: backbone, projection head, prototypes.
 
     Keys: ``[module.]<torchvision's>``, at top level or in ``state_dict``; the head is
@@ -149,7 +148,7 @@ def _load_swav(source: TeacherSource) -> LoadedTeacher:
     )
 
 
-def _load_dino(source: TeacherSource) -> LoadedTeacher:
+def _load_dino(source: TeacherKwargs) -> LoadedTeacher:
     """DINO (arXiv 2104.14294): the teacher of a full checkpoint, or a file with only a backbone.
 
     Keys of ``teacher``: ``[module.]backbone.<torchvision's or timm's>``, head ``head.mlp.*`` with
@@ -193,7 +192,7 @@ _LOADERS = {
 
 
 def _assembled(
-    source: TeacherSource,
+    source: TeacherKwargs,
     published: str,
     backbone: Mapping[str, Tensor],
     title: str,

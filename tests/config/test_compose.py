@@ -244,3 +244,24 @@ def test_hydra_is_left_as_it_was(mine: Path, data_root: Path) -> None:
     (mine / "torn.yaml").write_text("a: [\n")
     refusal(name="torn", folder=mine)
     assert compose("run", (), mine)["name"] == "mine"
+
+
+def test_a_file_of_a_group_is_chosen_by_its_name(mine: Path) -> None:
+    """As on solo-learn's own command line; other values of the key are values."""
+    text = MINE.replace("/solo_ext/augmentations@augmentations: digits", "augmentations: first")
+    (mine / "run.yaml").write_text(text)
+    (mine / "augmentations").mkdir()
+    for name, size in (("first", 16), ("second", 24)):
+        (mine / "augmentations" / f"{name}.yaml").write_text(f"- crop_size: {size}\n")
+    for words, size in (([], 16), (["augmentations=second"], 24), (["max_epochs=3"], 16)):
+        assert compose("run", words, mine)["augmentations"] == [{"crop_size": size}]
+    assert compose("run", ["augmentations=third"], mine)["augmentations"] == "third"
+
+
+def test_a_folder_is_searched_only_for_a_config_that_is_not_there(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold a data set of millions of files."""
+    assert "did you mean 'run'?" in refusal(name="ran", folder=mine)
+    monkeypatch.setattr(Path, "rglob", lambda *_: pytest.fail("searched"))
+    assert compose("run", [], mine)["name"] == "mine"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable, Generator, Sequence
@@ -16,6 +18,7 @@ from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
+from solo_ext import __version__
 from solo_ext.config.schema import DALI, CommonConfig, Crop
 from solo_ext.config.schema import Images as ImagesSection
 from solo_ext.core import distributed
@@ -88,6 +91,14 @@ class EvalContext:
     def fingerprints(self) -> tuple[str | None, str | None]:
         """Digests of the images of both splits; computed once, because this lists every file."""
         return images_fingerprint(self.train), images_fingerprint(self.test)
+
+    def digest(self, *further: Any) -> str:
+        """Digest of the package's version, the model, the view, and ``further`` JSON values."""
+        view = self.cfg.augmentations[0].model_dump()
+        backbone = self.cfg.backbone.model_dump()
+        given = [__version__, self.model.digest, backbone, view, *further]
+        text = json.dumps(given, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def title(self) -> str:
@@ -187,7 +198,7 @@ class EvalContext:
             },
         }
         folder = self.settings.features_dir or self.model.folder / "features"
-        store = FeatureStore(Path(folder).expanduser(), key, len(images))
+        store = FeatureStore(Path(folder), key, len(images))
         return store.features(batches, self.ranks)
 
 
@@ -225,14 +236,19 @@ def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
     ('val', 64)
     """
     data = trained.data.model_dump()
-    given = {k: v for k, v in settings.data.model_dump().items() if v is not None}
-    # Neither of these two changes which images are meant: with them alone, keep all other data
-    # settings of training.
+    given = settings.data.model_dump(exclude_unset=True)
+    given = {key: value for key, value in given.items() if value is not None}
+    # Keys that are left out of these sections stay those of training, such as the labels' column.
+    sections = {key: given.pop(key) for key in ("huggingface", "streaming") if key in given}
+    data |= {key: {**(data[key] or {}), **own} for key, own in sections.items()}
+    renamed = sections.get("huggingface", {}).keys() - {"cache_dir"}
+    # None of these changes which images are meant: with them alone, keep all other data settings
+    # of training.
     if "unreadable" in given:
         data["unreadable"] = given.pop("unreadable")
     if data["format"] in _OF_FILES and given.get("format") in _OF_FILES:
         data["format"] = given.pop("format")
-    if given:
+    if given or renamed:
         # New paths are the user's own class folders, unless torchvision's data set lies there.
         # The mean and deviation of the normalisation stay those of pretraining.
         inside = _TORCHVISION.get(data["dataset"])

@@ -13,7 +13,7 @@ from pydantic import Field, create_model
 from solo_ext.config.check import validated
 from solo_ext.config.schema import Format, Free, HuggingFace, Streaming
 from solo_ext.core.errors import ConfigError, suggest_name
-from solo_ext.core.types import Section
+from solo_ext.core.types import FolderName, Section
 from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
 from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot
 from solo_ext.lab.evaluation.models import EvalRun
@@ -47,8 +47,8 @@ class TransferData(Section):
     True
     """
 
-    train_path: str
-    val_path: str
+    train_path: FolderName
+    val_path: FolderName
     format: Format | None = None
     huggingface: HuggingFace | None = None
     streaming: Streaming | None = None
@@ -191,6 +191,6 @@ def read_settings(kind: type[Protocol], settings: Mapping[str, Any]) -> tuple[Ev
     """
     # One model of all fields, so that a misspelt key is compared with all valid ones.
     joint = create_model("Evaluation", __base__=(kind, EvalRun))
-    given = validated(joint, settings).model_dump()
-    own = kind(**{k: given[k] for k in kind.model_fields})
-    return EvalRun(**{k: given[k] for k in EvalRun.model_fields}), own
+    given = validated(joint, settings)
+    own = kind(**{k: getattr(given, k) for k in kind.model_fields})
+    return EvalRun(**{k: getattr(given, k) for k in EvalRun.model_fields}), own

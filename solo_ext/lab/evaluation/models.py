@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
-from torch import Tensor, nn
+from torch import nn
 
 from solo_ext import host
 from solo_ext.config.schema import (
@@ -24,7 +24,7 @@ from solo_ext.config.schema import (
     Streaming,
 )
 from solo_ext.core.errors import ConfigError, UserError, first_line
-from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
+from solo_ext.core.types import FolderName, NonNegativeInt, PositiveInt, Section
 from solo_ext.host.backbones import PREFIX, build_backbone
 from solo_ext.pretrained.files import state_digest
 from solo_ext.pretrained.libraries import image_side
@@ -40,8 +40,8 @@ class EvalData(Section):
     True
     """
 
-    train_path: str | None = None
-    val_path: str | None = None
+    train_path: FolderName | None = None
+    val_path: FolderName | None = None
     format: Format | None = None
     huggingface: HuggingFace | None = None
     streaming: Streaming | None = None
@@ -63,8 +63,8 @@ class EvalRun(Section):
     batch_size: PositiveInt | None = None
     num_workers: NonNegativeInt | None = None
     device: str = "auto"
-    out: str | None = None
-    features_dir: str | None = None
+    out: FolderName | None = None
+    features_dir: FolderName | None = None
     pretrained: bool = True
     model_seed: NonNegativeInt = 0
     model_kwargs: Free = {}
@@ -98,17 +98,6 @@ class Model:
     folder: Path
 
 
-class RawPixels(nn.Module):
-    """Flattens the image: its pixels are the features.
-
-    >>> RawPixels()(torch.zeros(4, 3, 32, 32)).shape
-    torch.Size([4, 3072])
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1)
-
-
 def open_model(name: str, settings: EvalRun) -> Model:
     """Loads what is to be evaluated: a run directory, a checkpoint, a model of timm or ``pixels``.
 
@@ -133,7 +122,7 @@ def open_model(name: str, settings: EvalRun) -> Model:
     if name == PIXELS:
         size = settings.crop_size or 32
         cfg, folder = _config(PIXELS, {}, size), _folder(settings, PIXELS)
-        return Model(name, RawPixels(), 3 * size * size, cfg, PIXELS, PIXELS, None, folder)
+        return Model(name, nn.Flatten(), 3 * size * size, cfg, PIXELS, PIXELS, None, folder)
     found = load_pretrained(Path(name))
     return Model(
         name,

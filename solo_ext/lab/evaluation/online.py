@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import shutil
 from collections.abc import Callable
@@ -95,6 +96,9 @@ class OnlineEvaluation(Callback):
         """Keeps the features only in memory, because these weights will not be measured again."""
         backbone: Any = pl_module.backbone
         width: Any = pl_module.features_dim
+        if any(p.dtype != torch.float32 for p in backbone.parameters()):
+            # Under `precision: bf16-true`, measure in fp32 as an evaluation of the checkpoint does.
+            backbone = copy.deepcopy(backbone).float()
         device, out = str(pl_module.device), self.out / f"epoch-{epoch}"
         settings = EvalRun(features_dir=str(out / "features"))
         digest = state_digest(backbone.state_dict())

@@ -48,7 +48,7 @@ class FeatureMap(Protocol):
 
     title: ClassVar[str] = "Map of the features"
 
-    methods: Annotated[list[Method], MinLen(1)] = ["pca", "tsne", "umap"]
+    methods: Annotated[list[Method], MinLen(1)] = ["pca", "tsne"]
     split: Literal["test", "train"] = "test"
     max_images: PositiveInt = 5000
     max_classes: PositiveInt = 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import time
@@ -139,17 +138,8 @@ class _Suite:
         self.folder = context.model.folder
         # Use a separate folder: a protocol run by itself writes pictures of the same names.
         self.context = replace(context, out=self.folder / PICTURES)
-        self.base = _digest(
-            {
-                "solo_ext": __version__,
-                "model": context.model.digest,
-                "backbone": context.cfg.backbone.model_dump(),
-                "images": _known(self.context.fingerprints),
-                "view": context.cfg.augmentations[0].model_dump(),
-                "data": [context.cfg.data.dataset, context.cfg.data.format],
-                "features": VERSION,
-            }
-        )
+        data, images = context.cfg.data, _known(self.context.fingerprints)
+        self.base = context.digest(images, data.dataset, data.format, VERSION)
         self.measured: dict[str, _Entry] = {}
 
     def run(self, chosen: Mapping[str, Protocol]) -> dict[str, Any]:
@@ -182,7 +172,7 @@ class _Suite:
         begin = time.monotonic()
         try:
             further = _known(protocol.depends_on(self.context))
-            entry["key"] = _digest([self.base, entry["settings"], further])
+            entry["key"] = self.context.digest(self.base, entry["settings"], further)
             held = self._earlier().get(name)
             if held is not None and self._complete(held, entry["key"]):
                 return held
@@ -249,11 +239,6 @@ class _Suite:
 def _known(fingerprints: Sequence[str | None]) -> list[str]:
     """Replaces each unknown fingerprint by a random one, which equals that of no other call."""
     return [found or uuid.uuid4().hex for found in fingerprints]
-
-
-def _digest(content: Any) -> str:
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _render_suite(record: Mapping[str, Any], folder: Path) -> str:

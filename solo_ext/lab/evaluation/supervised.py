@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
+import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.models import ResNet
 
-from solo_ext import __version__
-from solo_ext.config.schema import Augmentation, Chance, Seed, View
+from solo_ext.config.schema import Augmentation, Chance, Seed, Streaming, View
 from solo_ext.core.draws import derive_seed
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import atomic_write, refuse_link
@@ -38,7 +37,7 @@ from solo_ext.core.types import LearningRate, NonNegativeFloat, PositiveInt, Pro
 from solo_ext.data.loaders import ResumableLoader, eval_mode
 from solo_ext.data.reading import targets_of
 from solo_ext.data.transforms import pretrain_transform
-from solo_ext.data.views import EpochSampler, TrainingViews
+from solo_ext.data.views import EpochSampler, TrainingViews, shard_starts
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.features import pooled
 from solo_ext.lab.evaluation.linear import holdout_mask
@@ -101,19 +100,10 @@ class SupervisedProtocol(Protocol):
 
     def checkpoint(self, context: EvalContext) -> Path:
         """Path of the checkpoint of every epoch, with a digest of what the numbers depend on."""
-        data, first = context.cfg.data, context.cfg.augmentations[0]
-        key = {
-            "solo_ext": __version__,
-            "model": context.model.digest,
-            "backbone": context.cfg.backbone.model_dump(),
-            "protocol": type(self).__name__,
-            "settings": self.model_dump(exclude={"save"}),
-            "images": context.fingerprints,
-            "paths": [str(data.train_path), str(data.val_path)],
-            "view": [first.crop_size, first.mean, first.std],
-        }
-        text = json.dumps(key, sort_keys=True, default=str)
-        return context.out / f".unfinished-{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
+        data, settings = context.cfg.data, self.model_dump(exclude={"save"})
+        images = context.fingerprints, [str(data.train_path), str(data.val_path)]
+        digest = context.digest(type(self).__name__, settings, images)
+        return context.out / f".unfinished-{digest}.pt"
 
     def loader(self, context: EvalContext) -> ResumableLoader:
         """Batches ``(indices, [views], targets)``; an incomplete last batch is dropped.
@@ -127,10 +117,18 @@ class SupervisedProtocol(Protocol):
         view = {**self.augmentation.model_dump(), **context.cfg.augmentations[0].model_dump()}
         augmentation = Augmentation(**view, num_crops=1)
         transform = pretrain_transform(context.cfg.data.dataset, [augmentation])
+        streaming = context.cfg.data.streaming or Streaming()
         return ResumableLoader(
             TrainingViews(context.train, transform, self.seed),
             # One process trains, even if several have extracted the features.
-            EpochSampler(count, self.seed, num_replicas=1, rank=0),
+            EpochSampler(
+                count,
+                self.seed,
+                num_replicas=1,
+                rank=0,
+                shards=shard_starts(context.train),
+                shards_at_once=streaming.shuffle_shards,
+            ),
             self.batch_size,
             context.cfg.data.num_workers,
             context.cfg.data.start_method,
@@ -175,6 +173,9 @@ class SupervisedProtocol(Protocol):
             optimizer.load_state_dict(state["optimizer"])
             scaler.load_state_dict(state["scaler"])
             first, mean = state["epochs"], state["loss"]
+        context.out.mkdir(parents=True, exist_ok=True)
+        # Notice a folder that cannot be written before an epoch is trained for nothing.
+        tempfile.TemporaryFile(dir=context.out).close()
         for epoch in range(first, self.epochs):
             loader.order.set_epoch(epoch)
             module.train()
@@ -205,7 +206,6 @@ class SupervisedProtocol(Protocol):
                 "epochs": epoch + 1,
                 "loss": mean,
             }
-            context.out.mkdir(parents=True, exist_ok=True)
             atomic_write(checkpoint, functools.partial(torch.save, state))
         return mean
 

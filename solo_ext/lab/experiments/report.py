@@ -211,7 +211,7 @@ def _hypotheses(results: Results) -> Section:
     tested = {verdict.name for verdict in found}
     claims = []
     for name, hypothesis in results.settings.hypotheses.items():
-        untested = "" if name in tested else " Not tested: no runs of both rows."
+        untested = "" if name in tested else " Not tested: no pair of runs has this score."
         note = f" Note: {hypothesis.note}" if hypothesis.note else ""
         claim = hypothesis.claim.rstrip(".")
         since = f" Written {results.written[name]}." if name in results.written else ""

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scipy import stats
 
-from solo_ext.config.check import validated
+from solo_ext.config.check import result_settings, validated
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import UserError
-from solo_ext.lab.experiments.records import SETTINGS, Record, read_records, times_written
+from solo_ext.lab.experiments.records import (
+    RECORDS,
+    SETTINGS,
+    Record,
+    read_records,
+    times_written,
+)
 from solo_ext.lab.experiments.settings import BenchmarkSettings
 
 WHOSE = {"plugin": "solo_ext", "host": "solo-learn", "baseline": "baseline", "teacher": "teacher"}
@@ -219,8 +225,10 @@ def read_results(folder: Path) -> Results:
     Traceback (most recent call last):
     solo_ext.core.errors.UserError: records 'nowhere': no records.jsonl in it; give a ...
     """
-    records = read_records(folder)
     file = folder / SETTINGS
+    # A benchmark writes its settings first: without records, no run of it has ended yet.
+    begun = file.is_file() and not (folder / RECORDS).is_file()
+    records = [] if begun else read_records(folder)
     given = read_yaml(file) if file.is_file() else None
     if not isinstance(given, Mapping):
         raise UserError(
@@ -241,21 +249,10 @@ _CAME_LATER = {
 
 
 def _differing_keys(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    first, second = ({**_CAME_LATER, **dict(_flat(given))} for given in (config, other))
+    first, second = ({**_CAME_LATER, **result_settings(given)} for given in (config, other))
+    # A null key means the same as a missing key, and earlier records lack some keys.
     found = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
-    own = ("seed", "name", "checkpoint", "loggers", "wandb")
-    return [key for key in found if key.partition(".")[0] not in own]
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        elif key == "augmentations":
-            # A null key means the same as a missing key, and earlier records lack some keys.
-            yield key, [{k: v for k, v in view.items() if v is not None} for view in value]
-        else:
-            yield f"{prefix}{key}", value
+    return [key for key in found if key not in ("seed", "name")]
 
 
 def _conditions(record: Record) -> dict[str, Any]:

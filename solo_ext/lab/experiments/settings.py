@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Lt, MinLen
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,7 +17,7 @@ from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.config.schema import Free, Seed
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError, first_line, suggest_name
-from solo_ext.core.files import config_root, is_file
+from solo_ext.core.files import config_root, is_file, read_text
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from solo_ext.data.digits import add_resolvers
 
@@ -208,10 +208,21 @@ class BenchmarkSettings(Section):
         if not any(measure == p or measure.startswith(f"{p}_") for p in protocols):
             problem = "no protocol of the evaluation gives it"
             raise ConfigError(key, measure, problem, suggest_name(measure, protocols))
+        if (short := short_name(measure)) != measure:
+            raise ConfigError(key, measure, "records leave acc1 out of a name", f"write {short}")
 
     def seeds_of(self, row: str) -> list[int]:
         """Seeds of a row's runs; the teacher has only seed 0, because all students share it."""
         return [0] if row == self.teacher else self.seeds
+
+
+def short_name(score: str) -> str:
+    """The name of a score in records, which is that of ``solo-ext eval`` without ``acc1``.
+
+    >>> short_name("knn_acc1"), short_name("lowshot_acc1_10_per_class")
+    ('knn', 'lowshot_10_per_class')
+    """
+    return score.replace("acc1", "").strip("_").replace("__", "_")
 
 
 def shipped_benchmarks() -> list[str]:
@@ -244,10 +255,12 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
     if not isinstance(given, dict):
         raise UserError(f"{file}: not a mapping; give the keys of a benchmark")
     try:
-        cfg = OmegaConf.create(given)
+        # OmegaConf reads 1e-5 as a number, as in configs of runs; PyYAML reads it as text.
+        cfg = OmegaConf.create(read_text(file))
     except Exception as error:
         # OmegaConf raises many types of error for odd keys, also those of its parser.
         raise UserError(f"{file}: {first_line(error)}") from None
+    assert isinstance(cfg, DictConfig)
     apply_overrides(cfg, parse(overrides))
     # Keep interpolations as written: paths of a machine are not part of a benchmark.
     plain = OmegaConf.to_container(cfg)

@@ -23,18 +23,19 @@ from typing import Any, cast
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch import nn
 
 from solo_ext.core.errors import show_messages
 from solo_ext.core.files import append_lines, locked, read_jsonl, write_text
 from solo_ext.data.workers import JOB_SIGNALS
 from solo_ext.lab.ending import in_one_line
 from solo_ext.lab.evaluation.context import open_context
-from solo_ext.lab.evaluation.models import PIXELS, Model, RawPixels
+from solo_ext.lab.evaluation.models import PIXELS, Model
 from solo_ext.lab.evaluation.protocol import measure
 from solo_ext.lab.evaluation.suite import read_suite_settings
 from solo_ext.lab.experiments.plan import PlannedRun
 from solo_ext.lab.experiments.records import Curves, Record, code_version
-from solo_ext.lab.experiments.settings import suite_settings
+from solo_ext.lab.experiments.settings import short_name, suite_settings
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, environment
@@ -133,7 +134,7 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
     context = open_context(model, shared)
     where = json.loads((folder / ENVIRONMENT).read_text()) if trained else environment()
     scores = {
-        _short(f"{name}_{key}"): float(value)
+        short_name(f"{name}_{key}"): float(value)
         for name, protocol in chosen.items()
         for key, value in protocol.headline(measure(protocol, context)).items()
     }
@@ -172,17 +173,12 @@ def _baseline(planned: PlannedRun, prepared: Prepared, folder: Path) -> Model:
     cfg = prepared.run
     if planned.baseline == "raw-pixels":
         size = cfg.augmentations[0].crop_size
-        return Model(PIXELS, RawPixels(), 3 * size * size, cfg, PIXELS, PIXELS, None, folder)
+        return Model(PIXELS, nn.Flatten(), 3 * size * size, cfg, PIXELS, PIXELS, None, folder)
     pl.seed_everything(planned.seed, verbose=False)
     method = prepared.method(prepared.cfg)
     backbone, width = method.backbone, method.features_dim
     digest = f"random-{planned.key}"
     return Model("random-backbone", backbone, width, cfg, "random", digest, None, folder)
-
-
-def _short(name: str) -> str:
-    """Removes ``acc1`` from the name of a score: ``knn``, ``lowshot_10_per_class``."""
-    return name.replace("acc1", "").strip("_").replace("__", "_")
 
 
 def _peaks(epochs: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
@@ -213,7 +209,7 @@ def _curves(folder: Path, epochs: Sequence[Mapping[str, Any]]) -> Curves | None:
         "epochs": done,
         "seconds": [round(total[min(e, len(total) - 1)], 3) for e in done],
         "scores": {
-            _short(n.removeprefix("online_")): [lines[e].get(n) for e in done] for n in names
+            short_name(n.removeprefix("online_")): [lines[e].get(n) for e in done] for n in names
         },
     }
 
@@ -240,6 +236,8 @@ def work_in_process(folder: Path, visible: str | None) -> None:
     os.dup2(launcher.sentinel, 0)
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    # Within a SLURM job, Lightning would take its number of tasks for that of the run's processes.
+    os.environ.pop("SLURM_NTASKS", None)
     # Lightning derives the command line of other ranks from these two.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)
     sys.argv[1:] = [str(folder)]

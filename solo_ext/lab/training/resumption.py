@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from solo_ext.config.check import result_settings
 from solo_ext.config.schema import RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.distributed import gather_objects
@@ -27,7 +28,7 @@ from solo_ext.data.loaders import StatefulLoader
 from solo_ext.data.reading import Images
 from solo_ext.kernels import dispatch
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
-from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints, result_settings
+from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints
 from solo_ext.pretrained.files import check_archive
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from solo_ext import __version__, host
+from solo_ext.config.check import result_settings
 from solo_ext.config.schema import RunConfig
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError
@@ -51,26 +52,6 @@ PACKAGES = (
 )
 _WAIT = timedelta(minutes=10)
 _calls = itertools.count()
-_IRRELEVANT_TO_RESULTS = {
-    "resume_from_checkpoint",
-    "auto_resume",
-    "wandb",
-    "loggers",
-    "checkpoint",
-    "debug_augmentations",
-    "log_every_n_steps",
-    "data.num_workers",
-    "data.start_method",
-    "data.in_memory",
-    "data.streaming.cache_dir",
-    "data.streaming.cache_limit",
-    "data.streaming.download_retry",
-    "data.streaming.download_timeout",
-    "data.streaming.anonymous",
-    "method_kwargs.features_dir",
-    "method_kwargs.clusters.features_dir",
-    "on_nonfinite",
-}
 
 
 @dataclass(frozen=True)
@@ -84,33 +65,6 @@ class Checkpoint:
     path: Path
     epoch: int
     step: int | None
-
-
-def result_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting that can change the results, by dotted key, with integers as floats.
-
-    >>> result_settings({"loggers": [], "optimizer": {"lr": 1, "exclude": True}})
-    {'optimizer.lr': 1.0, 'optimizer.exclude': True}
-    """
-    flat: dict[str, Any] = {}
-
-    def number(value: Any) -> Any:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-    def walk(value: Any, key: str) -> None:
-        if key in _IRRELEVANT_TO_RESULTS:
-            return
-        if isinstance(value, Mapping) and value:
-            for name, inner in value.items():
-                walk(inner, f"{key}.{name}" if key else str(name))
-        elif isinstance(value, list) and any(isinstance(v, Mapping | list) for v in value):
-            for place, inner in enumerate(value):
-                walk(inner, f"{key}.{place}")
-        else:
-            flat[key] = [number(v) for v in value] if isinstance(value, list) else number(value)
-
-    walk(config, "")
-    return flat
 
 
 def file_name(name: str) -> str:
@@ -242,7 +196,7 @@ def check_run_dir(run_dir: Path) -> None:
         names = {file.name for file in run_dir.iterdir()}
     # A run that ended before its first batch may have left the folder of its logger, its lock, and
     # the output of an evaluation before training.
-    early = {LOCK, METRICS, "online", TENSORBOARD} if LOCK in names else {TENSORBOARD}
+    early = {LOCK, METRICS, "online", TENSORBOARD, "wandb"} if LOCK in names else {TENSORBOARD}
     # A copy of a run may lack hidden files such as the lock.
     if names <= early or _recorded(run_dir / ENVIRONMENT) is not None:
         return

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import math
+import re
 import sys
 import time
 import warnings
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from solo_ext.config.check import trainer_arguments
 from solo_ext.config.schema import RunConfig
-from solo_ext.core.errors import UserError, first_line
+from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.files import read_jsonl, refuse_link, write_text, writing
 from solo_ext.data.batch_augment import BatchAugment, MixDraws, ViewDraws, ViewMixer
 from solo_ext.data.dali import DALIViews
@@ -38,6 +39,8 @@ from solo_ext.host.dali_loader import DALILoader
 from solo_ext.lab.training.run_dir import TENSORBOARD
 
 _PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
+_WANDB_FOLDER = re.compile(r"(?:offline-)?run-(\d{8}_\d{6})-(.+)")
+"""Name of the folder in which W&B keeps a run: when it began, and the run's id."""
 
 
 def make_trainer(
@@ -80,7 +83,7 @@ def make_trainer(
         "enable_progress_bar": any(isinstance(c, ProgressBar) for c in callbacks),
     }
     try:
-        return pl.Trainer(
+        trainer = pl.Trainer(
             **(defaults | arguments),
             logger=[lines, *_loggers(run, run_dir)],
             callbacks=callbacks,
@@ -90,6 +93,11 @@ def make_trainer(
         )
     except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         raise UserError(f"the Trainer refuses the config: {first_line(error)}") from error
+    if trainer.world_size != run.world_size:
+        # Within a SLURM job Lightning starts no processes, and takes their number from the job.
+        problem = f"{run.world_size} processes are to train, and {trainer.world_size} started"
+        raise ConfigError("devices", run.devices, problem, "start one process per device")
+    return trainer
 
 
 class _DirectCheckpointIO(TorchCheckpointIO):
@@ -123,11 +131,21 @@ def _loggers(run: RunConfig, run_dir: Path) -> list[Any]:
                 entity=run.wandb.entity,
                 offline=run.wandb.offline,
                 save_dir=str(run_dir),
-                id=run_dir.name,
+                id=_wandb_id(run_dir),
                 resume="allow",
             )
         )
     return made
+
+
+def _wandb_id(run_dir: Path) -> str | None:
+    """The id that W&B gave the run when it was started; ``None`` makes W&B give a new one.
+
+    It cannot be the folder's name, as an id stands for one run in a project that many may share.
+    """
+    names = (_WANDB_FOLDER.fullmatch(path.name) for path in run_dir.glob("wandb/*"))
+    begun = sorted(found.groups() for found in names if found)
+    return begun[-1][1] if begun else None
 
 
 class _DrawnBatch(NamedTuple):

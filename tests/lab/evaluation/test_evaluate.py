@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from solo_ext.config import schema
-from solo_ext.config.schema import OnlineProtocol
+from solo_ext.config.check import check_run
+from solo_ext.config.schema import HuggingFace, OnlineProtocol, Streaming
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import targets_of
-from solo_ext.lab.evaluation.context import same_classes
-from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
+from solo_ext.lab.evaluation.context import evaluation_config, same_classes
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate, read_settings
 from solo_ext.lab.evaluation.features import Features, extract_features
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, accuracies
@@ -222,3 +223,31 @@ def test_accuracies_by_hand() -> None:
     # A class that is never guessed, and a row that is no number.
     logits = torch.tensor([[1.0, 0], [1, 0], [float("nan")] * 2, [float("inf"), 0]])
     assert accuracies(logits, torch.tensor([0, -1, 0, 0]))["acc1"] == 25
+
+
+def test_how_images_are_read_does_not_change_which(make_config: MakeConfig) -> None:
+    """Of the sections, keys that an evaluation leaves out are those of training."""
+    streaming = {"anonymous": True, "label": "cls", "cache_dir": "/there"}
+    huggingface = {"name": "plain", "train_split": "train[:10]"}
+    data = {"fraction": 0.1, "streaming": streaming, "huggingface": huggingface}
+    trained = check_run(make_config("simclr", data=data))
+
+    def of(given: dict[str, Any]) -> Any:
+        settings, _ = read_settings(PROTOCOLS["knn"], {"data": given})
+        return evaluation_config(trained, settings).data
+
+    found = of({"streaming": {"cache_dir": "/here"}, "huggingface": {"cache_dir": "/here"}})
+    assert found.fraction == 0.1
+    assert found.streaming == Streaming(**{**streaming, "cache_dir": "/here"})
+    assert found.huggingface == HuggingFace(**huggingface, cache_dir="/here")
+    other = of({"huggingface": {"train_split": "train"}})
+    assert (other.fraction, other.huggingface.name) == (-1, "plain")
+    assert other.huggingface.train_split == "train"
+
+
+def test_a_home_folder_is_understood_from_python_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    data = {"train_path": "~/images/train", "val_path": "~/images/val"}
+    settings = EvalRun.model_validate({"data": data, "out": "~/results"})
+    assert settings.out == "/home/me/results"
+    assert settings.data.train_path == "/home/me/images/train"

@@ -66,6 +66,23 @@ def test_every_protocol_runs_while_training_and_leaves_it_alone(
     assert same_weights(plain, run)
 
 
+def test_measured_in_single_precision(
+    make_config: MakeConfig, images: Path, tmp_path: Path
+) -> None:
+    """Weights that train in bfloat16 are measured as `eval` measures their checkpoint."""
+    kept = {"finetune": quick(images)["finetune"]}
+    online = {"every_n_epochs": 1, "protocols": ["knn", "finetune"], "settings": kept}
+    data = {"val_path": str(images)}
+    given = {"online_eval": online, "precision": "bf16-true"}
+    crops = [{"crop_size": 32, "num_crops": 2}]
+    config = make_config("simclr", data=data, augmentations=crops, **given)
+    run = train(config, tmp_path / "run").run_dir
+    logged = {k: v for r in read_jsonl(run / "metrics.jsonl") for k, v in r.items()}
+    found = PROTOCOLS["knn"].headline(evaluate(run, "knn")["results"])
+    assert logged["online_knn_acc1"] == pytest.approx(found["acc1"])
+    assert "online_finetune_acc1" in logged
+
+
 @pytest.mark.parametrize("end", [{"max_steps": 4}, {"max_time": "00:00:00:01"}])
 def test_measured_after_the_last_step(
     end: dict[str, Any], make_config: MakeConfig, images: Path, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
+from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.data.convert import convert
+from solo_ext.data.images import open_images
 from solo_ext.data.reading import targets_of
+from solo_ext.data.views import EpochSampler, shard_starts
 from solo_ext.host import Host
 from solo_ext.host.backbones import build_backbone
 from solo_ext.lab.evaluation.context import EvalContext, open_context
@@ -333,3 +338,33 @@ def test_rates_that_all_diverge_are_a_line(pixels: EvalContext) -> None:
         run(pixels, lr=[1e30], weight_decay=1.0)
     assert not list(pixels.out.glob(".unfinished-*"))
     assert run(pixels, lr=[1e30, 0.01], weight_decay=1.0)["lr"] == 0.01
+
+
+def test_training_reads_few_shards_at_a_time(digit_images: dict[str, str], tmp_path: Path) -> None:
+    """As pretraining does: a disk with room for few shards is enough for remote ones."""
+    data = {**digit_images, "format": "image_folder"}
+    shards = {split: tmp_path / split for split in ("train", "val")}
+    for split, folder in shards.items():
+        images = open_images(Images(dataset="custom", **data), split)  # type: ignore[arg-type]
+        convert(images, folder, 8000)
+    sharded = {f"{split}_path": str(folder) for split, folder in shards.items()}
+    sharded |= {"format": "streaming", "streaming": {"shuffle_shards": 2}}  # type: ignore[dict-item]
+    context = opened(sharded, tmp_path, "timm/resnet10t")
+    starts = shard_starts(context.train)
+    assert starts is not None
+    assert len(starts) > 6
+    loader = Finetune(**QUICK).loader(context)
+    order = [index for _, index in loader.order]
+    seen = {int(np.searchsorted(starts, i, side="right")) for i in order[: starts[1]]}
+    assert len(seen) <= 3
+    assert sorted(order) == list(range(len(context.train)))
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_at_once(
+    digit_images: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    context = replace(opened(digit_images, tmp_path, "timm/resnet10t"), out=tmp_path / "file")
+    monkeypatch.setattr(EpochSampler, "set_epoch", lambda *_: pytest.fail("an epoch began"))
+    with pytest.raises(OSError, match="file"):
+        Finetune(**QUICK).run(context)

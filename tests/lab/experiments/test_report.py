@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from solo_ext.lab.experiments.records import note_hypotheses
+from solo_ext.lab.experiments.records import SETTINGS, note_hypotheses
 from solo_ext.lab.experiments.report import _families, benchmark_sections, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.pages import Bullets, Paragraph, Section, Table
@@ -171,7 +171,9 @@ def test_hypotheses_are_told_with_verdicts_and_notes() -> None:
     text = said(found)
     since = "Written 2026-03-01T00:00:00+00:00."
     assert f"better: A claim. A paper. {since} Note: Noise." in text
-    assert f"untested: A claim. A paper. {since} Not tested: no runs of both rows." in text
+    assert (
+        f"untested: A claim. A paper. {since} Not tested: no pair of runs has this score." in text
+    )
     assert "Tests made: 1;" in text
 
 
@@ -191,6 +193,11 @@ def test_verdicts_of_several_experiments_are_one_page_and_one_file(tmp_path: Pat
     assert [line[3] for line in table[2:]] == ["reproduced", "equivalent"]
     assert table[2][1] == "a above b in knn: +1 to +20"
     assert table[3][1] == "a within 0.5 of b in knn"
+    begun = tmp_path / "claims" / "e3" / SETTINGS
+    begun.parent.mkdir()
+    begun.write_text((tmp_path / "claims" / "e2" / SETTINGS).read_text())
+    text, _, _ = [f.read_text() for f in write_report(tmp_path / "claims")]
+    assert text.count("No runs yet") == 1, "one that has just begun hides no other"
     first, second = json.loads(verdicts)
     assert (first["claim"], first["experiment"], first["pairs"]) == ("More.", "e1", 3)
     assert first["low"] < first["difference"] < first["high"]

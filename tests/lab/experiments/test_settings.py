@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from solo_ext.core.errors import UserError
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.experiments.settings import checked_benchmark, read_benchmark, suite_settings
 
 
@@ -37,3 +37,22 @@ def test_settings_survive_a_file(tiny: dict[str, Any]) -> None:
     settings = checked_benchmark(tiny)
     text = yaml.safe_dump(settings.model_dump(exclude_defaults=True))
     assert checked_benchmark(yaml.safe_load(text)) == settings
+
+
+def test_a_power_of_ten_is_a_number(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """As in the config of a run, though YAML 1.1 has text for it."""
+    space = "{optimizer.lr: {low: 1e-3, high: 1}, optimizer.weight_decay: {choices: [1e-5, 0]}}"
+    file = tmp_path / "mine.yaml"
+    tuning = f"tuning: {{trials: 2, measure: knn, space: {space}}}"
+    file.write_text(f"{yaml.safe_dump({**tiny, 'hypotheses': {}})}\n{tuning}\n")
+    tuning_read = read_benchmark(str(file)).tuning
+    assert tuning_read is not None
+    assert tuning_read.space["optimizer.lr"].low == 0.001
+    assert tuning_read.space["optimizer.weight_decay"].choices == [1e-5, 0]
+
+
+def test_a_score_has_the_name_that_records_give_it(tiny: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"headline='knn_acc1': records leave acc1 out.*write knn"
+    ):
+        checked_benchmark({**tiny, "headline": ["knn_acc1"]})

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.files import read_jsonl
 from solo_ext.lab.training import cpu_precision
 from solo_ext.lab.training.cpu_precision import is_correct_in_bf16
 from solo_ext.lab.training.prepare import prepare
@@ -200,3 +201,15 @@ def test_compiled_for_the_device_and_resumed_it_is_the_same_run(
     assert_resumes(
         config_of(make_config, "debiased", performance={"compile": True}), tmp_path, STEPS + 2
     )
+
+
+def test_an_e_step_of_weights_in_bfloat16(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Its images are of the type of the weights, as those of a step are."""
+    kwargs = {"num_prototypes": [3], "queue_size": 16, "warmup_epochs": 0}
+    crops = [{"crop_size": 32, "num_crops": 2}]
+    # A worker that is not forked does not know of the precision.
+    data = {"num_workers": 1, "start_method": "spawn"}
+    given = {"data": data, "method_kwargs": kwargs, "precision": "bf16-true"}
+    run = train(make_config("pcl", augmentations=crops, **given), tmp_path / "run").run_dir
+    logged = {k: v for line in read_jsonl(run / "metrics.jsonl") for k, v in line.items()}
+    assert 0 < logged["train_proto_nce_loss"] < 10

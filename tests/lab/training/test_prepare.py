@@ -102,3 +102,15 @@ def test_a_queue_is_a_multiple_of_the_batch(
     assert prepared.run.method_kwargs.queue_size == 48
     assert prepared.cfg.method_kwargs.queue_size == 48
     assert "method_kwargs.queue_size: 48 instead of 50" in caplog.text
+
+
+def test_processes_that_a_job_did_not_start(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning would train in one, at the learning rate of two."""
+    config = make_config("simclr", devices=2, strategy="ddp", optimizer={"batch_size": 24})
+    # As of `sbatch --ntasks=1`, whose script starts the command without srun.
+    for name, value in (("NTASKS", 1), ("NODEID", 0), ("PROCID", 0), ("LOCALID", 0)):
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    with pytest.raises(ConfigError, match="devices=2: 2 processes are to train, and 1 started"):
+        pretrain(prepare(config), run_dir=tmp_path / "run")

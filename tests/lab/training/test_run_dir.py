@@ -34,7 +34,7 @@ from solo_ext.lab.training.run_dir import (
     checkpoints,
     read_config,
 )
-from solo_ext.lab.training.trainer import JsonLines
+from solo_ext.lab.training.trainer import JsonLines, _loggers
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import KillAt
 from tests.lab.training.same_run import train, train_killed
@@ -414,3 +414,17 @@ def test_by_hand_within_a_job(given: RunConfig, monkeypatch: pytest.MonkeyPatch)
     first = agreed_run_dir(given)
     first.mkdir(parents=True)
     assert agreed_run_dir(given).name == f"{first.name}-2"
+
+
+def test_wandb_goes_on_with_the_run_that_it_began(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder's name is not the id: two members of a team may have folders of the same name."""
+    given: list[Any] = []
+    logger = "lightning.pytorch.loggers.WandbLogger"
+    monkeypatch.setattr(logger, lambda **words: given.append(words))
+    run = prepare(make_config("simclr", wandb={"enabled": True, "project": "p"})).run
+    for name in ("", "run-20260102_030405-k3j2h1", "offline-run-20260203_040506-seed-0"):
+        (tmp_path / "wandb" / name).mkdir(parents=True, exist_ok=True)
+        _loggers(run, tmp_path)
+    assert [words["id"] for words in given] == [None, "k3j2h1", "seed-0"]
