@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from solo_ext.config.check import check_method_kwargs, check_run
 from solo_ext.config.compose import apply_overrides, compose, parse
+from solo_ext.lab.cli.doctor import diagnose
 from solo_ext.lab.cli.main import build_parser
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, SUITE, read_settings
 from solo_ext.lab.evaluation.suite import read_suite_settings
@@ -132,6 +133,9 @@ def test_every_extra_is_explained_in_the_same_words() -> None:
     table = re.findall(r"^\| `([a-z0-9-]+)` \| (.+) \|$", page, re.M)
     assert table == [(name, purpose) for purpose, name in comments]
     assert [name for name, _ in table] == list(extras)
+    # `doctor` has one line for the builds of DALI, and one for W&B, which is no extra.
+    builds = {"faiss-gpu", "dali-cuda12", "dali-cuda13"}
+    assert {*extras} - builds == {*diagnose()["extras"]} - {"dali", "wandb"}
 
 
 def test_citation_and_changelog_are_of_one_version() -> None:

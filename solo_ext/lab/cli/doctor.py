@@ -24,6 +24,10 @@ _EXTRAS = {
     "h5": ("h5py", "data.format: h5"),
     "hf": ("datasets", "data.format: huggingface"),
     "streaming": ("pyarrow", "data.format: streaming or webdataset from S3 or GCS"),
+    "metric": ("pytorch_metric_learning", "losses pml/<Class>"),
+    "viz": ("umap", "eval map methods=[umap]"),
+    "benchmark": ("submitit", "benchmark run --launcher slurm"),
+    "ray": ("ray", "benchmark run --launcher ray"),
     "tensorboard": ("tensorboard", "loggers: [tensorboard]"),
     "wandb": ("wandb", "wandb.enabled: true"),
 }
