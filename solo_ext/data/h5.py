@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,13 @@ class H5Images(EncodedImages):
     @property
     def fingerprint(self) -> str:
         return f"{file_state(self.path)} {self.classes}"
+
+    @property
+    def names_digest(self) -> str:
+        """Changes with the names and classes of the images, wherever the file lies."""
+        digest = hashlib.sha256(repr([self._groups, self.classes]).encode())
+        digest.update(self._group.tobytes() + self._names.tobytes())
+        return digest.hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}

@@ -65,6 +65,15 @@ class HuggingFaceImages(EncodedImages):
         labels = hashlib.sha256(self.targets.tobytes()).hexdigest()
         return f"{self.rows._fingerprint} {labels}"
 
+    @property
+    def names_digest(self) -> str | None:
+        """Changes with the labels and their number, wherever the table lies; it has no names."""
+        if self.fingerprint is None:
+            return None
+        digest = hashlib.sha256(repr([self.column, self.classes]).encode())
+        digest.update(self.targets.tobytes())
+        return digest.hexdigest()
+
     def encoded(self, index: int) -> bytes:
         encoded, path = self._stored(index)
         if encoded is None and path is None:

@@ -146,7 +146,9 @@ def _stratified(
             f"of {len(targets)} images this leaves classes out: {first_line(error)}",
             f"take a fraction that keeps, and leaves, an image of every class; {none}",
         ) from None
-    return np.sort(kept)
+    # The share of a small class may be rounded to none: take its first image.
+    lost = np.setdiff1d(targets, targets[kept])
+    return np.union1d(kept, [np.flatnonzero(targets == target)[0] for target in lost]).astype(int)
 
 
 def class_names(images: Images) -> list[str]:
@@ -185,8 +187,8 @@ def images_fingerprint(images: Images, *, by_name: bool = False) -> str | None:
     """A digest that changes with the files of a data set, their order, and their classes.
 
     Files are identified by path, size and modification time, or with ``by_name`` by name alone: no
-    file is then accessed, and a copy elsewhere has the same digest. Data sets without files have a
-    text attribute ``fingerprint`` instead.
+    file is then accessed, and a copy elsewhere has the same digest. Data sets that are not folders
+    of files have a text attribute ``fingerprint`` instead, and may have a ``names_digest``.
 
     Returns:
         Hex digits; ``None`` if the images cannot be identified, or if unreadable ones are skipped
@@ -219,6 +221,8 @@ def images_fingerprint(images: Images, *, by_name: bool = False) -> str | None:
 
 
 def _entries(source: Any, by_name: bool) -> Iterable[Any] | None:
+    if by_name and isinstance(getattr(source, "names_digest", None), str):
+        return [source.names_digest]
     if isinstance(getattr(source, "fingerprint", None), str):
         return [source.fingerprint]
     if hasattr(source, "samples"):

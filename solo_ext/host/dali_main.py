@@ -16,6 +16,7 @@ from solo_ext.config import schema
 from solo_ext.core.draws import derive_seed
 from solo_ext.data.images import files_of, open_images
 from solo_ext.data.reading import targets_of
+from solo_ext.data.transforms import STATISTICS
 from solo_ext.host.dali_loader import DALILoader, open_reader
 
 upstream: Any = importlib.import_module("solo.data.dali_dataloader")
@@ -92,11 +93,13 @@ class PretrainWrapper(upstream.PretrainWrapper):  # type: ignore[misc]
 
 def transforms(run: schema.RunConfig) -> Any:
     """Upstream's augmentation of all crops."""
+    # For names that it knows, upstream ignores the mean and deviation of a config.
+    dataset = run.data.dataset if run.data.dataset in STATISTICS else "custom"
     return _crops.FullTransformPipeline(
         [
             _crops.NCropAugmentation(
                 upstream.build_transform_pipeline_dali(
-                    run.data.dataset,
+                    dataset,
                     # A null would override upstream's default value.
                     OmegaConf.create(a.model_dump(exclude_none=True)),
                     dali_device=(run.dali or schema.DALI()).device,

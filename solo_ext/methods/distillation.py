@@ -15,7 +15,7 @@ from solo_ext.core.types import PositiveInt, Section
 from solo_ext.host import BaseMethod
 from solo_ext.losses.alignment import effective_rank
 from solo_ext.memory.heads import projector
-from solo_ext.memory.teacher import TeacherKwargs
+from solo_ext.memory.teacher import Renormalize, Teacher, TeacherKwargs
 from solo_ext.methods.projected import ProjectedMethod
 from solo_ext.methods.registry import fill_method_kwargs, logger, typed_kwargs
 
@@ -90,7 +90,6 @@ class Distillation(ProjectedMethod):
         # Imported here: registering a method does not need the code that reads teachers.
         from solo_ext.config.check import common_config
         from solo_ext.data.transforms import statistics
-        from solo_ext.memory.teacher import Renormalize, Teacher
         from solo_ext.pretrained.teachers import load_teacher
 
         self.kwargs = kwargs = typed_kwargs(self.cfg.method_kwargs, self.kwargs_type)

@@ -195,6 +195,12 @@ def _load_file(
         prefix, weights = unwrap(state, wrapper, title)
     dropped = {f"{name}.{field}" for name in classifiers for field in ("weight", "bias")}
     weights = {k: v for k, v in weights.items() if k not in dropped}
+    if model.startswith("densenet"):
+        # Published before torchvision renamed these layers, which its own loader does too.
+        weights = {re.sub(r"(norm|relu|conv)\.(\d)\.", r"\1\2.", k): v for k, v in weights.items()}
+    # Files older than torch 0.4.1 lack these counts, which torch fills in too.
+    counts = {k: v for k, v in network.state_dict().items() if k.endswith("num_batches_tracked")}
+    weights = {**counts, **weights}
     if fit is not None and misfits(network, weights):
         # It may fail on weights of another model; what does not fit is reported below.
         with contextlib.suppress(Exception):

@@ -8,6 +8,7 @@ import functools
 import multiprocessing
 import os
 import pickle
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from solo_ext import host
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.h5 import IMAGENET100, H5Images
-from solo_ext.data.images import class_names
+from solo_ext.data.images import class_names, images_fingerprint
 from solo_ext.data.reading import UnreadableImage, name_of, targets_of
 from tests.data import making
 
@@ -234,3 +235,16 @@ def test_bytes_that_are_overwritten(tmp_path: Path) -> None:
 def test_without_h5py(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     refused(r"h5py is not installed; pip install 'solo-ext\[h5\]'", path)
+
+
+def test_a_copy_has_the_same_names(path: Path, tmp_path: Path) -> None:
+    """A job may copy the file at every start; which images they are stays the same."""
+    copy = tmp_path / "copy.h5"
+    shutil.copyfile(path, copy)
+    here, there = opened(path), opened(copy)
+    assert images_fingerprint(here) != images_fingerprint(there)
+    assert images_fingerprint(here, by_name=True) == images_fingerprint(there, by_name=True)
+    with h5py.File(copy, "a") as file:
+        file.move("ant/0.png", "ant/00.png")
+    renamed = opened(copy)
+    assert images_fingerprint(here, by_name=True) != images_fingerprint(renamed, by_name=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from solo_ext.config.schema import HuggingFace
 from solo_ext.core.errors import ConfigError
-from solo_ext.data.images import class_names
+from solo_ext.data.images import class_names, images_fingerprint
 from solo_ext.data.reading import UnreadableImage, name_of, targets_of
 from tests.data import making
 from tests.data.making import png, write_tar
@@ -291,3 +292,14 @@ def test_without_the_package(opened: Any, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"datasets is not installed; pip install 'solo-ext\[hf"):
         opened("x")
+
+
+def test_a_copy_of_a_table_is_known_by_its_labels(opened: Any, tmp_path: Path) -> None:
+    path = Path(SOURCES["parquet"](tmp_path))
+    here = opened(path)
+    os.utime(path, (1, 1))
+    there = opened(path)
+    assert images_fingerprint(here) != images_fingerprint(there)
+    assert images_fingerprint(here, by_name=True) == images_fingerprint(there, by_name=True)
+    there.targets = there.targets[::-1].copy()
+    assert images_fingerprint(here, by_name=True) != images_fingerprint(there, by_name=True)

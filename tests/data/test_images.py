@@ -20,7 +20,7 @@ from torchvision import datasets
 
 from solo_ext.data.folders import ImageFiles
 from solo_ext.data.huggingface import HuggingFaceImages
-from solo_ext.data.images import class_names, images_fingerprint
+from solo_ext.data.images import _stratified, class_names, images_fingerprint
 from solo_ext.data.reading import UnreadableImage, name_of, targets_of
 from tests.data.making import opened, png, refused, save_image, save_table, write_h5
 
@@ -87,6 +87,15 @@ def test_fraction_is_stratified_and_fixed(folder: Path, fraction: float) -> None
     assert counts == pytest.approx([fraction * c for c in COUNTS.values()], abs=0.5)
     assert class_names(images) == ["ant", "bee", "cat"]
     assert images[0][1] == targets_of(images)[0]
+
+
+@pytest.mark.parametrize("key", ["data.fraction", "data.holdout"])
+def test_a_part_has_an_image_of_every_class(key: str) -> None:
+    """A tenth of four images is none by rounding."""
+    targets = np.repeat([0, 1, 2], [900, 90, 4])
+    kept = _stratified(targets, 0.1, key)
+    assert np.bincount(targets[kept]).tolist() == [90, 9, 1]
+    assert kept.tolist() == sorted(set(kept.tolist()))
 
 
 @pytest.mark.parametrize(("fraction", "split"), [(-1, "train"), (1.0, "train"), (0.5, "val")])

@@ -168,11 +168,14 @@ def test_ranks_share_the_images(make: Make, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(seen.unique()) == len(seen)
 
 
-def test_fixed_augmentation_is_the_image(make: Make) -> None:
-    """Without chance, both hosts give the image at the size of the crop."""
+@pytest.mark.parametrize("dataset", ["custom", "imagenet100"])
+def test_fixed_augmentation_is_the_image(make: Make, dataset: str) -> None:
+    """Without chance, both hosts give the image at the size of the crop, normalised as asked."""
     fixed = {"crop_size": 18, "num_crops": 2, "rrc": {"enabled": False}}
-    found = list(loader(make(augmentations=[fixed])))
-    ordinary = make(augmentations=[fixed], data={"format": "image_folder"})
+    fixed |= {"mean": [0.5] * 3, "std": [0.229] * 3}
+    found = list(loader(make(augmentations=[fixed], data={"dataset": dataset})))
+    data = {"dataset": dataset, "format": "image_folder"}
+    ordinary = make(augmentations=[fixed], data=data)
     for ours, theirs in zip(found, pretrain_loader(ordinary.run, ordinary.train), strict=True):
         for a, b in zip(ours[1], theirs[1], strict=True):
             assert ((a - b).abs() * 0.229 * 255).max() < 2

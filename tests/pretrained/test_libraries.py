@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from solo_ext.core.errors import UserError
 from solo_ext.methods.distillation import TeacherKwargs
+from solo_ext.pretrained.libraries import _load_file
 from solo_ext.pretrained.loaded import LoadedTeacher
 from solo_ext.pretrained.teachers import load_teacher
 from tests.pretrained.conftest import refusal
@@ -189,3 +192,20 @@ def test_normalisation_of_the_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for tag, mean in (("", (0.485, 0.456, 0.406)), (":IMAGENET1K_V1", (0.5, 0.5, 0.5))):
         teacher = load(layout="torchvision", model=f"efficientnet_v2_l{tag}", path=str(file))
         assert (teacher.mean, teacher.input_size) == (mean, 480)
+
+
+def test_files_older_than_their_layers(tmp_path: Path) -> None:
+    """As published: without counts of batches, and DenseNet's with earlier names of layers."""
+    network = torchvision.models.DenseNet(growth_rate=4, block_config=(1, 1), num_init_features=8)
+    old = {
+        re.sub(r"(norm|conv)(\d)\.", r"\1.\2.", k) if "denselayer" in k else k: v
+        for k, v in network.state_dict().items()
+        if not k.endswith("num_batches_tracked")
+    }
+    assert "features.denseblock1.denselayer1.norm.1.weight" in old
+    file = tmp_path / "densenet.pth"
+    torch.save(old, file)
+    network.classifier = nn.Identity()
+    _load_file(network, str(file), "torchvision", ("classifier",), "densenet121")
+    with pytest.raises(UserError, match="missing: "):
+        _load_file(network, str(file), "torchvision", ("classifier",), "resnet18")

@@ -120,13 +120,10 @@ def _pretrain(args: argparse.Namespace) -> Any:
         if _first_process():
             check_run_dir(Path(args.run_dir))
     if args.resume is not None:
-        unused = [n for n in ("config_path", "run_dir") if getattr(args, n)] + args.overrides
-        if unused:
-            raise UserError(
-                f"--resume goes on with the run as it was: leave out {unused[0]!r}, or start a "
-                "new run with --config-name"
-            )
-        result = resume(Path(args.resume), force=args.force)
+        for name in ("config_path", "run_dir"):
+            if getattr(args, name):
+                raise UserError(f"--resume names the run and its config: leave out {name!r}")
+        result = resume(Path(args.resume), args.overrides, force=args.force)
     else:
         folder = Path(args.config_path) if args.config_path else None
         prepared = prepare(compose(args.config_name, args.overrides, folder))

@@ -337,6 +337,9 @@ def _ranks() -> Ranks:
     """Ranks from the process group, or from the variables of torchrun and SLURM launchers."""
     if distributed.world_size() > 1:
         return Ranks(distributed.rank(), distributed.world_size())
+    if "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ:
+        # `srun` sets it; a batch script without `srun` is one process, whatever the job's tasks.
+        return Ranks(int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_STEP_NUM_TASKS"]))
     return Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
 
@@ -344,12 +347,16 @@ def _device(name: str, ranks: Ranks) -> str:
     if name == "auto":
         if not torch.cuda.is_available():
             return "cpu"
-        local = int(os.environ.get("LOCAL_RANK", 0)) if ranks.world > 1 else 0
-        return f"cuda:{local % torch.cuda.device_count()}" if local else "cuda"
+        local = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+        index = int(local) % torch.cuda.device_count() if ranks.world > 1 else 0
+        name = f"cuda:{index}" if index else "cuda"
     try:
         torch.ones(1, device=name).cpu()
     except Exception as error:
         # torch raises many types of error for a device that is unknown, missing or unusable.
         remedy = f"take auto or cpu; there are {torch.cuda.device_count()} GPUs"
         raise ConfigError("device", name, first_line(error), remedy) from None
+    if torch.device(name).index:
+        # DALI decodes on the current device.
+        torch.cuda.set_device(name)
     return name

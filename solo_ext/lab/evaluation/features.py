@@ -41,6 +41,11 @@ class Features:
     test: Rows
     class_names: Sequence[str]
 
+    @property
+    def present(self) -> list[int]:
+        """Numbers of the classes that have an image; a list's labels may begin at 1."""
+        return sorted({*self.train[1].tolist(), *self.test[1].tolist()})
+
     def to(self, device: str) -> Features:
         """Copies features and classes to a device."""
         train, test = ((x.to(device), y.to(device)) for x, y in (self.train, self.test))

@@ -220,8 +220,9 @@ class LowShot(FeatureProtocol):
         }
         if not amounts:
             raise ConfigError("shots", [], "nothing to measure", "give shots or fractions")
-        counts = features.train[1].bincount(minlength=len(features.class_names))
-        name, count = features.class_names[int(counts.argmin())], int(counts.min())
+        counts = features.train[1].bincount(minlength=len(features.class_names)).tolist()
+        fewest = min(features.present, key=lambda number: counts[number])
+        name, count = features.class_names[fewest], counts[fewest]
         if not count:
             raise UserError(
                 f"class {name!r} has no training image, and few labels are of every class; give "
@@ -248,9 +249,7 @@ class LowShot(FeatureProtocol):
         probe = Linear(**self.model_dump(include={"weight_decay", "max_iterations", "seed"}))
         scores, count, labels = [], 0, y.cpu().numpy()
         for draw in range(self.draws):
-            rows = _draw_labelled_rows(
-                labels, range(len(features.class_names)), amount, self.seed, draw
-            )
+            rows = _draw_labelled_rows(labels, features.present, amount, self.seed, draw)
             count = len(rows)
             found = probe.probe((x[rows], y[rows]), features.test)
             scores.append(found["acc1"])

@@ -149,12 +149,13 @@ class Clustering(FeatureProtocol):
     def measure(self, features: Features) -> list[Row]:
         """One row per k: means and sample deviations over seeds, in percent."""
         rows, targets = getattr(features, self.split)
-        if self.k is None and len(features.class_names) < 2:
+        classes = len(features.present)
+        if self.k is None and classes < 2:
             problem = "there is one class, which any clusters agree with"
             raise ConfigError("k", None, problem, "give k")
         unit = F.normalize(rows.float(), dim=1)
         found = []
-        for place, k in enumerate([len(features.class_names)] if self.k is None else self.k):
+        for place, k in enumerate([classes] if self.k is None else self.k):
             if k > len(unit):
                 raise ConfigError(
                     "k" if self.k is None else f"k.{place}",

@@ -6,6 +6,7 @@ import copy
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,11 @@ from solo_ext.lab.experiments.records import Kind
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Row
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.run_dir import extensions
+from solo_ext.losses import LOSSES
+from solo_ext.memory.teacher import TeacherKwargs
+from solo_ext.methods.registry import METHODS
+from solo_ext.pretrained.teachers import load_teacher
 
 
 @dataclass(frozen=True)
@@ -129,22 +135,33 @@ def _runs(
         kind = "teacher"
     elif config["method"] in BUILTIN_KWARGS:
         kind = "host"
-    if "teacher" not in (config.get("method_kwargs") or {}):
+    section = (config.get("method_kwargs") or {}).get("teacher")
+    if section is None or _names_its_teacher(row, section):
         teacher = None
     run = check_run(config)
     if row.baseline is None and not run.checkpoint.enabled:
         problem = "a benchmark evaluates the last checkpoint"
         raise ConfigError("checkpoint.enabled", False, problem, "leave it out")
-    if teacher is None:
-        # Of a student this would need the file of the teacher, which has not been trained yet.
-        prepare(config)
+    data = run.data
+    if data.no_labels or (data.val_path is None and data.holdout is None):
+        key, value = ("no_labels", True) if data.no_labels else ("val_path", None)
+        problem = "a benchmark evaluates on labelled images"
+        raise ConfigError(f"data.{key}", value, problem, "give class folders, or data.holdout")
+    checked = copy.deepcopy(config)
+    if teacher is not None:
+        # The teacher has not been trained yet: any path that exists will do.
+        checked["method_kwargs"]["teacher"]["path"] = os.sep
+    prepare(checked)
+    taught_by = teacher.key if teacher else None
+    if teacher is None and section is not None and section.get("path") is not None:
+        taught_by = _teacher_digest(json.dumps(section))
     images = _images(run.data.model_dump_json())
     runs = []
     for seed in settings.seeds_of(name):
         given = copy.deepcopy(config) | {"seed": seed}
         runs.append(
             PlannedRun(
-                key=_key(given, images, row, settings, teacher.key if teacher else None),
+                key=_key(given, images, row, settings, taught_by),
                 dataset=dataset,
                 budget=budget,
                 row=name,
@@ -158,6 +175,19 @@ def _runs(
             )
         )
     return runs
+
+
+def _names_its_teacher(row: Row, section: Mapping[str, Any]) -> bool:
+    """Whether a row has a teacher of its own, and not the benchmark's."""
+    own = "method_kwargs.teacher=", "method_kwargs.teacher.path="
+    return section.get("layout", "run") != "run" or any(
+        change.lstrip("+").startswith(own) for change in row.changes
+    )
+
+
+@functools.cache
+def _teacher_digest(section: str) -> str:
+    return load_teacher(TeacherKwargs(**json.loads(section))).digest
 
 
 def composed(settings: BenchmarkSettings, dataset: str, budget: str, row: Row) -> dict[str, Any]:
@@ -198,7 +228,7 @@ def _key(
     settings: BenchmarkSettings,
     teacher: str | None,
 ) -> str:
-    """Digest of a run; it depends on which images are used but not on paths or the run's name."""
+    """Digest of a run; it depends on its images and teacher, but not on paths or the run's name."""
     relevant = copy.deepcopy(dict(config))
     for name in ("name", "checkpoint", "loggers", "wandb", "auto_resume", "hydra"):
         relevant.pop(name, None)
@@ -214,8 +244,18 @@ def _key(
         "threads": settings.threads,
         "host": host.load().info.fingerprint,
     }
+    if code := _code_of_others(config):
+        content["code"] = code
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _code_of_others(config: Mapping[str, Any]) -> dict[str, str]:
+    """Versions and digests of other packages that define the method or the loss of a config."""
+    loss = (config.get("method_kwargs") or {}).get("loss") or ""
+    entries = METHODS.get(config["method"]), LOSSES.get(loss)
+    found = extensions()
+    return {e.origin: found[e.origin] for e in entries if e is not None and e.origin in found}
 
 
 @functools.cache

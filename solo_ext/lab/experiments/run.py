@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -91,6 +92,7 @@ def run_benchmark(
 
         # An earlier call may have been killed after a run ended but before it was recorded.
         _collect(out, plan, held)
+        _relabel(out, plan, held)
         if before := held.keys() & planned:
             say(f"{len(before)} of {len(plan)} runs were finished before")
         missing = {run.folder: run for run in plan if run.key not in held}
@@ -133,6 +135,19 @@ def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSett
             f"{settings.title!r}; name another folder"
         )
     return settings.model_copy(update={"seeds": sorted({*before.seeds, *settings.seeds})})
+
+
+def _relabel(out: Path, plan: Sequence[PlannedRun], held: dict[str, Record]) -> None:
+    """Adds records of runs whose row, budget or data set has another name now, under that name."""
+    moved = []
+    for run in plan:
+        names = {"row": run.row, "budget": run.budget, "dataset": run.dataset, "kind": run.kind}
+        record: Any = held.get(run.key)
+        if record is not None and any(record[key] != name for key, name in names.items()):
+            moved.append({**record, **names})
+    if moved:
+        append_lines(out / RECORDS, moved)
+        held |= {record["key"]: record for record in moved}
 
 
 def _collect(out: Path, plan: Sequence[PlannedRun], held: dict[str, Record]) -> list[Record]:

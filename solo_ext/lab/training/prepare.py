@@ -114,11 +114,15 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         check_dali(run)
     train = open_images(run.data, "train")
     without = run.data.val_path is None and run.data.holdout is None
+    if run.data.no_labels and not without:
+        # solo-learn does without these images too: there are no classes that they could be of.
+        logger.info("data.no_labels: there is nothing to validate, data.val_path is not read")
+        without = True
     val = None if without else open_images(run.data, "val")
     run.data.num_classes = _count_classes(run.data, train)
     # Data sets of torchvision number their classes themselves, so there is nothing to check.
     numbered = run.data.dataset in STATISTICS
-    if val is not None and not numbered and not run.data.no_labels:
+    if val is not None and not numbered:
         same_classes(train, val, str(run.data.val_path))
     _check_batch_size(run, len(train))
     check_builtin(run, len(train))

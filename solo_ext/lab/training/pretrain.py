@@ -20,6 +20,8 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
 
+from solo_ext.config.check import result_settings
+from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import (
     ConfigError,
     ProcessLost,
@@ -43,7 +45,7 @@ from solo_ext.lab.training.lightning_internals import (
 )
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
-from solo_ext.lab.training.resumption import RunState, identity, resume_point, set_aside
+from solo_ext.lab.training.resumption import PATHS, RunState, identity, resume_point, set_aside
 from solo_ext.lab.training.run_dir import (
     ARGS,
     CONFIG,
@@ -368,19 +370,41 @@ def _remove_unused(made: Sequence[Path]) -> None:
 
 
 def resume(
-    run_dir: Path, *, callbacks: Sequence[Callback] = (), force: bool = False
+    run_dir: Path,
+    overrides: Sequence[str] = (),
+    *,
+    callbacks: Sequence[Callback] = (),
+    force: bool = False,
 ) -> PretrainResult:
     """Continues the run of a directory, from its most advanced checkpoint.
 
+    Args:
+        run_dir: of the run.
+        overrides: of settings that change no result, such as ``data.num_workers=4``, or of paths.
+        callbacks: as in :func:`pretrain`.
+        force: as in :func:`pretrain`.
+
     Raises:
-        UserError: the folder is no run directory, or holds no checkpoint.
+        UserError: the folder is no run directory, or holds no checkpoint; an override is of a
+            setting that may change the results.
 
     >>> resume(Path("nowhere"))
     Traceback (most recent call last):
         ...
     solo_ext.core.errors.UserError: run directory 'nowhere': no such folder
     """
-    prepared = prepare(read_config(run_dir))
+    before = read_config(run_dir)
+    cfg = OmegaConf.create(before)
+    apply_overrides(cfg, parse(overrides))
+    config: Any = OmegaConf.to_container(cfg)
+    then, now = (result_settings(one) for one in (before, config))
+    changed = {k for k in then.keys() | now.keys() if then.get(k) != now.get(k)} - {*PATHS}
+    if changed:
+        raise UserError(
+            f"--resume goes on with the run as it was: leave out {min(changed)!r}, or start a new "
+            "run with --config-name"
+        )
+    prepared = prepare(config)
     if not checkpoints(run_dir, previous=True):
         raise UserError(
             f"run directory {str(run_dir)!r}: no checkpoint to resume from; start it again with "

@@ -37,7 +37,7 @@ _STATE = "solo_ext"
 _AT_START = "on_train_epoch_start."
 _AT_BATCH_END = "on_train_batch_end."
 _NOT_NOW = (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE)
-_PATHS = ("data.train_path", "data.val_path", "method_kwargs.teacher.path")
+PATHS = ("data.train_path", "data.val_path", "method_kwargs.teacher.path")
 """Paths do not identify data: a copy elsewhere is the same data, and a teacher has a digest."""
 _SHOWN = 8
 
@@ -211,7 +211,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found = [
         f"{key}: {shown(mine, key)} -> {shown(theirs, key)}"
         for key in sorted(mine.keys() | theirs.keys())
-        if mine.get(key) != theirs.get(key) and not (named and key in _PATHS)
+        if mine.get(key) != theirs.get(key) and not (named and key in PATHS)
     ]
     if then["count"] != now["count"]:
         found.append(f"training images: {then['count']:,} -> {now['count']:,}")

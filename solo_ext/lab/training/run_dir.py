@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import CHECKPOINT_NAME, read_text
 from solo_ext.lab.training.signals import slurm_job
+from solo_ext.losses import LOSSES
+from solo_ext.methods.registry import METHODS
 
 logger = logging.getLogger(__name__)
 RUN_DIR = "SOLO_EXT_RUN_DIR"
@@ -84,21 +87,25 @@ def _base_run_dir(run: RunConfig) -> Path:
 
 
 def _choose_run_dir(run: RunConfig) -> Path:
-    """The directory of :func:`_base_run_dir`, with a number appended if it exists already.
-
-    With ``auto_resume.enabled`` the latest directory of the config is used again, unless its last
-    checkpoint is older than ``auto_resume.max_hours``.
-    """
-    first = path = latest = _base_run_dir(run)
+    """The directory of :func:`_base_run_dir`, with a number appended if it exists already."""
+    first = path = _base_run_dir(run)
     number = 1
     while path.exists():
         number += 1
-        latest, path = path, first.with_name(f"{first.name}-{number}")
-    automatic = run.auto_resume
-    found = checkpoints(latest) if automatic.enabled and latest.exists() else []
-    if found and time.time() - found[-1].path.stat().st_mtime < 3600 * automatic.max_hours:
-        return latest
-    return path
+        path = first.with_name(f"{first.name}-{number}")
+    return _earlier_run_dir(run) or path
+
+
+def _earlier_run_dir(run: RunConfig) -> Path | None:
+    """With ``auto_resume.enabled``, the config's directory with the newest checkpoint.
+
+    It is ``None`` if there is none, or if it is older than ``auto_resume.max_hours``.
+    """
+    base, automatic = _base_run_dir(run), run.auto_resume
+    folders = base.parent.glob(f"{base.name}*") if automatic.enabled else ()
+    found = [(c.path.stat().st_mtime, f) for f in folders for c in checkpoints(f)[-1:]]
+    newest, folder = max(found, default=(0.0, None))
+    return folder if time.time() - newest < 3600 * automatic.max_hours else None
 
 
 def agreed_run_dir(run: RunConfig) -> Path:
@@ -121,12 +128,13 @@ def agreed_run_dir(run: RunConfig) -> Path:
     """
     if RUN_DIR in os.environ:
         return Path(os.environ[RUN_DIR])
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return _of_torchrun(run)
     job = slurm_job()
     if job is not None and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        # Also for torchrun within the job, whose store a requeued job does not find again.
         path = _base_run_dir(run)
-        return path.with_name(f"{path.name}-job-{job}")
+        return _earlier_run_dir(run) or path.with_name(f"{path.name}-job-{job}")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return _of_torchrun(run)
     return _choose_run_dir(run)
 
 
@@ -247,6 +255,33 @@ def package_version(name: str) -> str | None:
         return None
 
 
+def extensions() -> dict[str, str]:
+    """Versions of other packages with methods or losses, and digests of the files that have them.
+
+    An editable install keeps its version when its code changes.
+
+    >>> from types import SimpleNamespace
+    >>> from solo_ext.core.registry import Entry
+    >>> sys.modules["theirs"] = SimpleNamespace(__name__="theirs", __file__="theirs.py")
+    >>> theirs = type("Theirs", (), {"__module__": "theirs"})
+    >>> METHODS.add(Entry("theirs", theirs, origin="their-package"))
+    >>> extensions()
+    {'their-package': 'of no version (e3b0c442)'}
+    >>> del METHODS["theirs"], sys.modules["theirs"]
+    """
+    files: dict[str, set[str]] = {}
+    for entry in (*METHODS.values(), *LOSSES.values()):
+        module = sys.modules.get(entry.target.__module__)
+        if module is not None and module.__name__.partition(".")[0] != "solo_ext":
+            files.setdefault(entry.origin, set()).add(str(module.__file__))
+    found = {}
+    for origin, paths in files.items():
+        code = b"".join(Path(path).read_bytes() for path in sorted(paths) if Path(path).is_file())
+        digest = hashlib.sha256(code).hexdigest()[:8]
+        found[origin] = f"{package_version(origin) or 'of no version'} ({digest})"
+    return found
+
+
 def environment(patches: Sequence[str] = ()) -> dict[str, Any]:
     """The environment of a run: host and its applied patches, versions, processor, accelerators.
 
@@ -262,7 +297,7 @@ def environment(patches: Sequence[str] = ()) -> dict[str, Any]:
         "solo_ext": __version__,
         "host": {**host_of_run, "patches": list(patches)},
         "python": platform.python_version(),
-        "packages": {name: package_version(name) for name in PACKAGES},
+        "packages": {name: package_version(name) for name in PACKAGES} | extensions(),
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": len(affinity(0)) if affinity else os.cpu_count(),

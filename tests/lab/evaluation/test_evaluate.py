@@ -18,9 +18,9 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import targets_of
-from solo_ext.lab.evaluation.context import evaluation_config, same_classes
+from solo_ext.lab.evaluation.context import _ranks, evaluation_config, same_classes
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate, read_settings
-from solo_ext.lab.evaluation.features import Features, extract_features
+from solo_ext.lab.evaluation.features import Features, Ranks, extract_features
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, accuracies
 from solo_ext.memory.knn import knn_accuracy
@@ -251,3 +251,15 @@ def test_a_home_folder_is_understood_from_python_too(monkeypatch: pytest.MonkeyP
     settings = EvalRun.model_validate({"data": data, "out": "~/results"})
     assert settings.out == "/home/me/results"
     assert settings.data.train_path == "/home/me/images/train"
+
+
+def test_tasks_of_srun_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch script has its job's number of tasks too, and is one process."""
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    monkeypatch.setenv("SLURM_PROCID", "9")
+    assert _ranks() == Ranks(0, 1)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
+    assert _ranks() == Ranks(9, 16)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert _ranks() == Ranks(3, 4)

@@ -19,6 +19,7 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.evaluation import linear
 from solo_ext.lab.evaluation.features import Features, Rows
 from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot, _draw_labelled_rows
+from solo_ext.lab.evaluation.scores import Clustering
 
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -290,6 +291,15 @@ def test_class_without_training_image_is_named(digits: Features) -> None:
     without = replace(digits, train=(x[y != 4], y[y != 4]), class_names=names)
     with pytest.raises(UserError, match="class 'digit 4' has no training image"):
         LowShot().measure(without)
+
+
+def test_a_number_without_images_is_no_class(digits: Features) -> None:
+    """The labels of a list may begin at 1."""
+    few = LowShot(shots=[1], fractions=[], draws=2)
+    moved = [(x, y + 1) for x, y in (digits.train, digits.test)]
+    later = Features(*moved, class_names=[*map(str, range(11))])
+    assert few.measure(later) == few.measure(digits)
+    assert Clustering(seeds=1).measure(later) == Clustering(seeds=1).measure(digits)
 
 
 def test_works_on_inference_tensors_inside_inference_mode() -> None:

@@ -193,8 +193,8 @@ def first_of_each(features: Features) -> Features:
 
 
 def of_one_class(features: Features) -> Features:
-    x, y = features.test
-    return replace(features, test=(x, torch.zeros_like(y)), class_names=["0"])
+    train, test = ((x, torch.zeros_like(y)) for x, y in (features.train, features.test))
+    return Features(train, test, ["0"])
 
 
 def of_one_image(features: Features) -> Features:

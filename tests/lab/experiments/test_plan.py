@@ -1,12 +1,17 @@
 """The runs of a grid and their keys."""
 
+import importlib
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
+import torch
+from safetensors.torch import save_file
 
 from solo_ext.config.check import check_run
 from solo_ext.core.errors import ConfigError
@@ -21,6 +26,8 @@ from solo_ext.lab.experiments.settings import (
     shipped_benchmarks,
 )
 from solo_ext.lab.experiments.verdicts import _not_isolated
+from solo_ext.lab.training.run_dir import environment
+from solo_ext.methods import METHODS
 
 
 def planned(tiny: dict[str, Any], **change: Any) -> list[PlannedRun]:
@@ -138,6 +145,37 @@ def test_teachers_come_first_and_are_part_of_the_key(tiny: dict[str, Any]) -> No
     assert again[2].key == plain.key
 
 
+def test_a_row_may_name_a_teacher_of_its_own(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """Its file's digest is part of the key, and not where it lies."""
+    torch.manual_seed(0)
+    network = timm.create_model("resnet10t", channels=(8, 8, 8, 8), num_classes=0)
+
+    def key(file: str) -> tuple[str | None, str]:
+        save_file(network.state_dict(), tmp_path / file)
+        kwargs = "layout: timm, model: resnet10t, model_kwargs: {channels: [8, 8, 8, 8]}"
+        own = f"method_kwargs.teacher={{{kwargs}, path: {tmp_path / file}}}"
+        rows = {"teacher": {"config": "teacher"}, "own": {"config": "seed", "changes": [own]}}
+        runs = planned(tiny, rows={**tiny["rows"], **rows}, teacher="teacher", seeds=[1])
+        found = next(run for run in runs if run.row == "own")
+        return found.teacher, found.key
+
+    first = key("a.safetensors")
+    assert first[0] is None
+    assert key("b.safetensors") == first
+    torch.nn.init.ones_(network.conv1[0].weight)
+    assert key("c.safetensors") != first
+
+
+def test_students_are_checked_before_their_teacher_trains(tiny: dict[str, Any]) -> None:
+    changes = ["+method_kwargs.queue_sise=64"]
+    tiny["rows"] = {
+        "teacher": {"config": "teacher"},
+        "seed": {"config": "seed", "changes": changes},
+    }
+    with pytest.raises(ConfigError, match="queue_sise=64: unknown key; did you mean 'queue_size'"):
+        planned(tiny, teacher="teacher")
+
+
 def test_a_baseline_has_the_backbone_of_the_rows_not_of_the_teacher(tiny: dict[str, Any]) -> None:
     tiny["datasets"]["digits"]["changes"] = ["max_epochs=1"]
     tiny["rows"] = {"teacher": {"config": "teacher"}, **tiny["rows"]}
@@ -152,6 +190,7 @@ def test_shipped_benchmarks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name != "digits":
         monkeypatch.setattr(planning, "prepare", check_run)
         monkeypatch.setattr(planning, "_images", lambda data: [data])
+        monkeypatch.setattr(planning, "_teacher_digest", lambda section: section)
     settings = read_benchmark(name, ["seeds=[1]"])
     runs = make_plan(settings, list(settings.rows))
     assert settings.title == name
@@ -194,7 +233,9 @@ def assert_claims_isolate_what_they_say(
             held = {run.row: run.config for run in runs if run.dataset == dataset}
             keys = _differing_keys(held[claim.row], held[claim.base])
             assert _not_isolated(keys, claim.isolates) == [], name
-            named = [own for own in claim.isolates if not own.startswith("data.num_")]
+            # Where images are held changes no number, so that it does not count as a difference.
+            alike = "data.num_", "data.in_memory"
+            named = [own for own in claim.isolates if not own.startswith(alike)]
             if settings.tuning is not None:
                 # Keys that tuning changes differ when it has been done; of a queue, momentum too.
                 tuned = [*settings.tuning.space, *settings.rows[claim.row].space, "momentum"]
@@ -214,3 +255,34 @@ def assert_rows_are_on_equal_terms(settings: BenchmarkSettings, runs: list[Plann
             found = json.dumps([crops, batch, *shared], sort_keys=True)
             terms.setdefault((run.dataset, run.budget), set()).add(found)
     assert [len(found) for found in terms.values()] == [1] * len(terms)
+
+
+def test_a_key_is_of_the_code_of_another_packages_method(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeds that were added after an edit would be compared with those before it."""
+    code = tmp_path / "theirs.py"
+    code.write_text("class Theirs:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    target = importlib.import_module("theirs").Theirs
+    theirs = replace(METHODS["debiased"], target=target, origin="theirs")
+
+    def keys() -> dict[str, str]:
+        return {run.row: run.key for run in planned(tiny, seeds=[1])}
+
+    ours = keys()
+    monkeypatch.setitem(METHODS, "debiased", theirs)
+    first = keys()
+    assert environment()["packages"]["theirs"].startswith("of no version (")
+    code.write_text(code.read_text().replace("pass", "weight = 0.3"))
+    second = keys()
+    assert len({found["debiased"] for found in (ours, first, second)}) == 3
+    assert ours["simclr"] == first["simclr"] == second["simclr"]
+
+
+@pytest.mark.parametrize("change", ["data.no_labels=true", "data.val_path=null"])
+def test_runs_that_could_not_be_evaluated_are_refused(tiny: dict[str, Any], change: str) -> None:
+    """Before the first one trains."""
+    changes = [*tiny["datasets"]["digits"]["changes"], change]
+    with pytest.raises(ConfigError, match=f"{change}: a benchmark evaluates on labelled images"):
+        planned(tiny, datasets={"digits": {"changes": changes}})

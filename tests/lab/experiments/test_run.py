@@ -24,6 +24,7 @@ from solo_ext.lab.cli.main import main
 from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
 from solo_ext.lab.experiments.records import read_records
+from solo_ext.lab.experiments.results import read_results
 from solo_ext.lab.experiments.run import LOCK, run_benchmark
 from solo_ext.lab.experiments.settings import checked_benchmark
 from solo_ext.lab.training.prepare import prepare
@@ -388,3 +389,14 @@ def test_a_run_that_fails_in_validation_ends(tmp_path: Path) -> None:
     (folder / "planned.json").write_text(json.dumps(asdict(planned)))
     failed = LocalLauncher(1, 1)([folder], lambda: None)
     assert "15.png' cannot be read" in failed[folder]
+
+
+def test_a_row_that_has_another_name_now_keeps_its_runs(
+    tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    run_here(tiny | {"default_rows": ["raw-pixels"], "seeds": [1]}, tmp_path)
+    tiny["rows"]["pixels"] = tiny["rows"].pop("raw-pixels")
+    run_here(tiny | {"default_rows": ["pixels"], "seeds": [1]}, tmp_path)
+    results = read_results(tmp_path)
+    assert results.left_out == []
+    assert list(results.runs(results.places()[0], "pixels")) == [1]

@@ -114,3 +114,15 @@ def test_processes_that_a_job_did_not_start(
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     with pytest.raises(ConfigError, match="devices=2: 2 processes are to train, and 1 started"):
         pretrain(prepare(config), run_dir=tmp_path / "run")
+
+
+def test_without_labels_nothing_is_validated(
+    make_config: MakeConfig, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Classes of validation images are none that the online classifier knows."""
+    caplog.set_level("INFO")
+    data = {"no_labels": True, "train_path": str(images / "0"), "val_path": str(images)}
+    prepared = prepare(make_config("simclr", data=data, optimizer={"batch_size": 8}))
+    assert prepared.val is None
+    assert "data.no_labels: there is nothing to validate" in caplog.text
+    pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)

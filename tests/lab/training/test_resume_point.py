@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import CONFIG, METRICS, checkpoints
 from tests.conftest import MakeConfig, packed
+from tests.lab.training.resumable import config_of
 from tests.lab.training.same_run import same_weights, train, train_killed
 
 
@@ -218,3 +220,17 @@ def test_an_optimiser_of_other_groups_is_refused(make_config: MakeConfig, tmp_pa
     with pytest.raises(UserError, match=r"does not fit this method .*parameter group"):
         pretrain(prepare({**other, "max_epochs": 3}), run_dir=run, force=True)
     assert (run / METRICS).read_bytes() == logged
+
+
+def test_resumed_with_settings_that_change_no_result(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """A lost worker's message advises fewer of them; images and teachers may have moved."""
+    train_killed(config_of(make_config, "simclr"), tmp_path / "run", 3)
+    with pytest.raises(UserError, match=r"leave out 'optimizer\.lr', or start a new run"):
+        resume(tmp_path / "run", ["optimizer.lr=0.1", "data.num_workers=1"])
+    config = yaml.safe_load((tmp_path / "run" / CONFIG).read_text())
+    moved = shutil.copytree(config["data"]["train_path"], tmp_path / "moved")
+    resume(tmp_path / "run", ["data.num_workers=1", f"data.train_path={moved}"])
+    config = yaml.safe_load((tmp_path / "run" / CONFIG).read_text())
+    assert (config["data"]["num_workers"], config["data"]["train_path"]) == (1, str(moved))

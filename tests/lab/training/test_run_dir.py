@@ -77,9 +77,11 @@ def test_run_dirs_do_not_collide(make_config: MakeConfig, tmp_path: Path) -> Non
     assert _choose_run_dir(automatic) == first
     second.mkdir()
     (second / "tiny-x-ep=0.ckpt").touch()
-    assert _choose_run_dir(automatic) == second, "the latest is meant"
+    assert _choose_run_dir(automatic) == second, "that of the newest checkpoint is meant"
     old = time.time() - 3 * 3600
     os.utime(second / "tiny-x-ep=0.ckpt", (old, old))
+    assert _choose_run_dir(automatic) == first
+    os.utime(checkpoint, (old, old))
     assert _choose_run_dir(automatic).name == f"{first.name}-3"
 
 
@@ -405,6 +407,30 @@ def test_a_requeued_job_goes_on(
     assert path == plain.with_name(plain.name + ending)
     path.mkdir(parents=True)
     assert agreed_run_dir(given) == path
+
+
+def test_torchrun_within_a_job(given: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of a requeued job's torchrun is a new one: what the job is called stays."""
+    plain = _choose_run_dir(given)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert agreed_run_dir(given) == plain.with_name(f"{plain.name}-job-17")
+
+
+def test_another_job_finds_the_unfinished_run(
+    given: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    first = agreed_run_dir(given)
+    first.mkdir(parents=True)
+    (first / "simclr-ep=0.ckpt").touch()
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    assert agreed_run_dir(given).name.endswith("-job-18")
+    automatic = AutoResume(enabled=True, max_hours=1)
+    asked = given.model_copy(update={"auto_resume": automatic})
+    assert agreed_run_dir(asked) == first
+    os.utime(first / "simclr-ep=0.ckpt", (1, 1))
+    assert agreed_run_dir(asked).name.endswith("-job-18")
 
 
 def test_by_hand_within_a_job(given: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
