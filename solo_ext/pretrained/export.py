@@ -62,6 +62,8 @@ _DETECTORS_RESNETS = (
     *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
 )
 """torchvision's names of networks that detectron2 and mmdetection have too."""
+_SIDES = {"cifar10": 32, "cifar100": 32, "stl10": 96}
+"""Side of a data set's images in pixels, where all have the same."""
 _NEXT = {f"layer{stage}": f"res{stage + 1}" for stage in range(1, 5)}
 
 
@@ -370,8 +372,8 @@ def _timm_config(model: str, metadata: Metadata) -> dict[str, Any]:
             "classifier": cfg.classifier,
             "input_size": [3, size, size],
             "interpolation": "bicubic",
-            # Evaluation scales the shorter side to 8/7 of the crop.
-            "crop_pct": 0.875,
+            # Evaluation scales the shorter side to 8/7 of the crop, if it is longer than the crop.
+            "crop_pct": 1.0 if _SIDES.get(metadata.dataset, size + 1) <= size else 0.875,
             "crop_mode": "center",
             "mean": metadata.mean,
             "std": metadata.std,
