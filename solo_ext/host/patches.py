@@ -182,11 +182,13 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
     return [name for name in wanted if PATCHES[name].undo]
 
 
-def default_patches(method: str, data_format: str | None = None) -> list[str]:
+def default_patches(
+    method: str, data_format: str | None = None, warmup_epochs: float | None = None
+) -> list[str]:
     """Patches with ``changes_results`` that plugins' methods and ``solo-ext`` get without asking.
 
-    They change NaN in logs, what happens after an interruption, and DALI's order and seed, but no
-    other number.
+    They change NaN in logs, what happens after an interruption, DALI's order and seed, and the
+    online classifier's learning rate without a warm-up, but no other number.
 
     >>> loaded = host.load()
     >>> default_patches("dino")
@@ -202,6 +204,7 @@ def default_patches(method: str, data_format: str | None = None) -> list[str]:
         "dino-epoch": method == "dino",
         "deepcluster-first-epoch": method == "deepclusterv2",
         "dali": data_format == "dali",
+        "rates-without-warmup": warmup_epochs == 0,
     }
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
@@ -273,7 +276,8 @@ def _select_for_script(cfg: DictConfig) -> list[str]:
         problem = "solo-learn's main_pretrain.py asserts two"
         remedy = "run it as `python -m solo_ext main_pretrain.py ...`, or give num_crops: 2"
         raise ConfigError("augmentations", f"{large} large crops", problem, remedy)
-    return select_for_run(given, default_patches(cfg.method, OmegaConf.select(cfg, "data.format")))
+    data, warmup = (OmegaConf.select(cfg, k) for k in ("data.format", "scheduler.warmup_epochs"))
+    return select_for_run(given, default_patches(cfg.method, data, warmup))
 
 
 @_patch(
@@ -432,6 +436,31 @@ def _no_labels() -> Iterator[Replacement]:
         (_base().BaseMomentumMethod, "_shared_step_momentum"),
     ):
         yield owner, name, with_class_loss(vars(owner)[name])
+
+
+@_patch(
+    "rates-without-warmup",
+    "with `warmup_epochs: 0` the online classifier learns at the backbone's rate, and no other",
+    changes_results=True,
+    fix="0020-rates-without-warmup",
+)
+def _rates_without_warmup() -> Iterator[Replacement]:
+    if not _is_main():
+        return
+    owner = import_module("solo.utils.lr_scheduler").LinearWarmupCosineAnnealingLR
+    groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": lr} for lr in (1.0, 2.0)]
+    owner(torch.optim.SGD(groups), 0, 10, warmup_start_lr=1.0)
+    if groups[1]["lr"] == 2.0:
+        return
+    original = owner.get_lr
+
+    @functools.wraps(original)
+    def get_lr(self: Any) -> Any:
+        # The host gives the backbone's rate to all groups here, and later multiplies these.
+        first = self.last_epoch == self.warmup_epochs == 0
+        return list(self.base_lrs) if first else original(self)
+
+    yield owner, "get_lr", get_lr
 
 
 @_patch(

@@ -206,6 +206,27 @@ def test_no_labels(without: Without, make_runs: MakeRuns, images: Path) -> None:
         runs.run("own")
 
 
+@pytest.mark.patch("rates-without-warmup")
+@pytest.mark.parametrize("method", ["simclr", "simsiam", "debiased"])
+def test_rates_without_warmup(without: Without, make_runs: MakeRuns, method: str) -> None:
+    """Every group begins at its own rate and ends near 0; SimSiam's predictor stays at its own."""
+
+    def read(method: Any, _: Tensor) -> dict[str, float]:
+        return {group["name"]: group["lr"] for group in method.optimizers().param_groups}
+
+    optimizer = {"lr": 0.1, "classifier_lr": 0.3, "batch_size": 8}
+    runs = make_runs(method, read, optimizer=optimizer, scheduler={"name": "warmup_cosine"})
+    seen = runs.whole().seen
+    first, last = seen[0], seen[-2]
+    assert first["classifier"] == pytest.approx(3 * first["backbone"])
+    assert last["classifier"] == pytest.approx(3 * last["backbone"])
+    assert last["backbone"] < 0.5 * first["backbone"]
+    with without():
+        other = runs.run("own").seen
+    assert other[0]["classifier"] == other[0]["backbone"] == first["backbone"]
+    assert [rates["backbone"] for rates in other] == [rates["backbone"] for rates in seen]
+
+
 MOMENTUM = {"base_tau": 0.5, "final_tau": 1.0}
 
 

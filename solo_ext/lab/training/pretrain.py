@@ -146,7 +146,9 @@ def pretrain(
 
     quiet()
     pl.seed_everything(run.seed, workers=True, verbose=False)
-    patched = select_for_run(run.patches, default_patches(run.method))
+    patched = select_for_run(
+        run.patches, default_patches(run.method, warmup_epochs=run.scheduler.warmup_epochs)
+    )
     model = _method(prepared)
     if not run.performance.disable_channel_last:
         model.to(memory_format=torch.channels_last)
