@@ -240,16 +240,14 @@ class Contrastive(ProjectedMethod):
         """``NN(k, Q) = argmin_{q in Q} |k - q|`` (NNCLR, Eq. 4), the ``top_k`` nearest of each."""
         settings = self.kwargs.support_set
         images = indices.repeat(len(keys))
-        excluded = images if settings.exclude_own else None
-        table_ids = support_set.indices if settings.exclude_own else None
+        ids = (images, support_set.indices) if settings.exclude_own else (None, None)
         rows, similarity = nearest_rows(
             torch.cat(list(keys)),
             support_set.value,
             settings.top_k,
-            query_ids=excluded,
-            table_ids=table_ids,
+            query_ids=ids[0],
+            table_ids=ids[1],
         )
-        # Copies, because the set is overwritten before the backward pass could use it.
         embeddings, neighbours = support_set.value[rows], support_set.indices[rows]
         # If fewer than `top_k` rows are allowed, the missing ones have similarity -inf.
         there = similarity.isfinite()
