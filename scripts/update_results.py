@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 
 from solo_ext.core.files import write_text
 from solo_ext.lab.experiments.records import SETTINGS
-from solo_ext.lab.experiments.report import claims_table, mean_and_deviation
+from solo_ext.lab.experiments.report import claims_remark, claims_table, mean_and_deviation
 from solo_ext.lab.experiments.results import Results, read_results
 from solo_ext.lab.experiments.verdicts import verdicts
 from solo_ext.lab.pages import Table, escaped, markdown_table
@@ -66,15 +66,7 @@ def contents(experiments: Path, folders: Sequence[Path], root: Path) -> str:
     link = Path(os.path.relpath(experiments.resolve(), root.resolve())).as_posix()
     head = f"**Claims of papers**, each by its own experiment ([report]({link}/report.md))"
     claims = markdown_table(claims_table(results))
-    return "\n\n".join([head, claims, _CLAIMS_REMARK, tables(folders, root)])
-
-
-_CLAIMS_REMARK = (
-    "Points of the score, mean of the differences paired by seed with its 95 % interval. Expected: "
-    "what the source leads to, and what was written down before the runs; a claim is reproduced if "
-    "the whole interval is above 0, whatever was expected. An experiment with fewer pairs than "
-    "were planned is undecided."
-)
+    return "\n\n".join([head, claims, claims_remark(results), tables(folders, root)])
 
 
 def tables(folders: Sequence[Path], root: Path) -> str:

@@ -56,7 +56,8 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
     every = [read_results(file.parent) for file in inner] or [read_results(folder)]
     title, sections = every[0].settings.title, benchmark_sections(every[0])
     if inner:
-        title, sections = folder.name, [Section("Claims", [claims_table(every)])]
+        claims: list[Block] = [claims_table(every), Paragraph(claims_remark(every))]
+        title, sections = folder.name, [Section("Claims", claims)]
         for results in every:
             first, *others = benchmark_sections(results)
             sections += [Section(results.settings.title, first.blocks), *others]
@@ -87,6 +88,28 @@ def claims_table(every: Sequence[Results]) -> Table:
     ]
     head = ["Claim", "Expected", "Difference, 95 % interval", "Verdict"]
     return Table(head, lines, numeric=frozenset({2}))
+
+
+def claims_remark(every: Sequence[Results]) -> str:
+    """What the numbers below ``claims_table`` mean.
+
+    >>> claims_remark([]).splitlines()[0][:20]
+    'Points of the score,'
+    """
+    return (
+        "Points of the score, mean of the differences paired by seed with its 95 % interval. "
+        "Expected: what the source leads to, and what was written down before the runs; a claim is "
+        "reproduced if the whole interval is above 0, whatever was expected. An experiment with "
+        "fewer pairs than were planned is undecided. "
+        + _tests_made(sum(len(verdicts(results)) for results in every))
+    )
+
+
+def _tests_made(count: int) -> str:
+    return (
+        f"Tests made: {count}; where nothing differs, one in twenty of such intervals leaves out 0 "
+        "by chance."
+    )
 
 
 def benchmark_sections(results: Results) -> list[Section]:
@@ -202,8 +225,7 @@ def _hypotheses(results: Results) -> Section:
             "paired by seed is above 0, or, where no gain is claimed, not above the margin. "
             "Equivalent: it is within the margin. Contradicted: it is on the other side. The "
             "points that were expected are what the source leads to; they decide nothing. "
-            f"Tests made: {len(found)}; where nothing differs, one in twenty of such intervals "
-            "leaves out 0 by chance."
+            + _tests_made(len(found))
         )
     ]
     if found:
