@@ -87,7 +87,7 @@ class Rows:
     """The rows of this process, with the number and the range of the rows of all ranks.
 
     Attributes:
-        features: (n, D) rows of this process, on any device; read them by :func:`taken`.
+        features: (n, D) rows of this process, on any device; read them by :func:`read_rows`.
         ids: (n,) int64, their indices among all rows, on the device that computes.
         total: number of rows of all ranks.
         largest: largest absolute value of all rows, or a bound on it.

@@ -108,7 +108,7 @@ def feistel_permutation(places: NDArray[np.int64], size: int, key: int) -> NDArr
     Args:
         places: (N,) positions, each from 0 to size - 1.
         size: of the permutation, up to 2**62.
-        key: which permutation, as :func:`mix` gives it.
+        key: which permutation, as :func:`derive_seed` gives it.
 
     Returns:
         (N,) entries, distinct for distinct positions.

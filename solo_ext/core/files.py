@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import stat
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -348,3 +349,36 @@ def locked(file: Path, wait: float = -1) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def check_archive(path: Path) -> None:
+    """Refuses an archive that unpacks to more than its size; ``torch.save`` compresses nothing.
+
+    A file that is no archive passes; reading it will raise the error.
+
+    Raises:
+        UserError: the file is not a regular file, or its entries are compressed or overlap.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "file.pth"
+    >>> with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    ...     archive.writestr("weights", "")
+    >>> check_archive(file)
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: checkpoint '...' cannot be read: 'weights' in it is ...
+    """
+    with contextlib.suppress(FileNotFoundError):
+        open_regular(path).close()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+        size = path.stat().st_size
+    except Exception:
+        # zipfile raises many types of error for a damaged archive; torch.load will report it.
+        return
+    packed = [e.filename for e in entries if e.compress_type != zipfile.ZIP_STORED]
+    if packed or sum(e.file_size for e in entries) > size:
+        what = f"{packed[0]!r} in it is compressed" if packed else "its entries overlap"
+        raise UserError(
+            f"checkpoint {str(path)!r} cannot be read: {what}, which torch.save does not do"
+        )

@@ -84,17 +84,19 @@ def convert(
             left.unlink()
         if (out / INDEX).exists():
             raise UserError(f"{str(out)!r} holds shards already; name another folder with --out")
+        source = images.images if isinstance(images, SkipUnreadable) else images
         what = {
-            "images": images_fingerprint(images, by_name=True),
+            "images": images_fingerprint(source),
             "count": len(images),
-            "skip": isinstance(images, SkipUnreadable),
+            "skip": source is not images,
             "shard_bytes": shard_bytes,
         }
         found = read_jsonl(out / STARTED)
         if not found:
             append_lines(out / STARTED, [what])
         started, *shards = found or [what]
-        if started != what:
+        # Without a fingerprint the images of the first shards may have been others.
+        if started != what or (shards and what["images"] is None):
             raise UserError(
                 f"{str(out)!r} holds a conversion of other images, or into shards of another size; "
                 "name another folder, or remove it"

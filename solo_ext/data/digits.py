@@ -27,8 +27,14 @@ def add_resolvers() -> None:
     if not OmegaConf.has_resolver("solo_ext.digits"):
         OmegaConf.register_new_resolver(
             "solo_ext.digits",
-            lambda split, *turned: str(digits_folder(split, turned=turned == ("turned",))),
+            lambda split, *ways: str(digits_folder(split, turned=_turned(*ways))),
         )
+
+
+def _turned(way: str | None = None) -> bool:
+    if way not in (None, "turned"):
+        raise UserError(f"${{solo_ext.digits:...,{way}}}: the one word after the split is turned")
+    return way == "turned"
 
 
 def digits_folder(split: str, root: Path | None = None, *, turned: bool = False) -> Path:

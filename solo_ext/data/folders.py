@@ -363,8 +363,7 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
                     continue
                 name, label = line, "-1"
                 if labelled:
-                    name, _, label = line.replace("\t", " ").rpartition(" ")
-                    name = name.strip()
+                    name, label = ["", *line.rsplit(maxsplit=1)][-2:]
                 if not name:
                     raise refusal(f"line {number} has no label")
                 path = file.parent / name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -13,6 +14,7 @@ from timm.models import load_checkpoint
 from torch import nn
 
 from solo_ext.core.errors import ConfigError, suggest_name
+from solo_ext.core.files import check_archive
 
 PREFIX = "timm/"
 SMALL_SIDE = 64
@@ -157,7 +159,10 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
     try:
         model = timm.create_model(name, **arguments)
         if weights:
-            # Load the weights here: some versions of timm accept files that contain code.
+            # Load the weights here: some versions of timm accept files that contain code. NumPy's
+            # archives, of which the oldest ViTs are, may be compressed.
+            if not str(weights).endswith(".npz"):
+                check_archive(Path(weights))
             load_checkpoint(model, weights, weights_only=True)
     except TypeError as error:
         raise ConfigError("backbone.kwargs", arguments, str(error), f"see timm's {name}") from error

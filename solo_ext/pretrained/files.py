@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
-import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from solo_ext.core.errors import UserError, first_line
-from solo_ext.core.files import open_regular
+from solo_ext.core.files import check_archive, open_regular
 
 _PARALLEL = "module."
 _REFUSED = re.compile(r"GLOBAL (\S+) was not an allowed global")
@@ -50,36 +48,6 @@ def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any
             f"checkpoint {str(path)!r} holds a {type(state).__name__}: it is no checkpoint"
         )
     return state
-
-
-def check_archive(path: Path) -> None:
-    """Refuses an archive that unpacks to more than its size; ``torch.save`` compresses nothing.
-
-    A file that is no archive passes; reading it will raise the error.
-
-    Raises:
-        UserError: the file is not a regular file, or its entries are compressed or overlap.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "file.pth"
-    >>> torch.save({"weight": torch.ones(2)}, file)
-    >>> check_archive(file)
-    """
-    with contextlib.suppress(FileNotFoundError):
-        open_regular(path).close()
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-        size = path.stat().st_size
-    except Exception:
-        # zipfile raises many types of error for a damaged archive; torch.load will report it.
-        return
-    packed = [e.filename for e in entries if e.compress_type != zipfile.ZIP_STORED]
-    if packed or sum(e.file_size for e in entries) > size:
-        what = f"{packed[0]!r} in it is compressed" if packed else "its entries overlap"
-        raise UserError(
-            f"checkpoint {str(path)!r} cannot be read: {what}, which torch.save does not do"
-        )
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

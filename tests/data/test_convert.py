@@ -166,3 +166,24 @@ def test_refuses_what_it_did_not_begin(tmp_path: Path) -> None:
     convert(images, tmp_path / "out", 500)
     with pytest.raises(UserError, match="holds shards already"):
         convert(images, tmp_path / "out", 500)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_refuses_rows_that_may_be_others(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of as many rows with the same labels, and one of which nothing tells the rows."""
+
+    def end(done: int, total: int) -> None:
+        if done == 8:
+            raise KeyboardInterrupt
+
+    images = opened(**table(tmp_path))
+    save_table(tmp_path / "other", FILES[::-1])
+    other = opened(tmp_path / "other", format="huggingface")
+    if not known:
+        monkeypatch.setattr(type(images), "fingerprint", None)
+    with pytest.raises(KeyboardInterrupt):
+        convert(images, tmp_path / "out", 500, end)
+    with pytest.raises(UserError, match="conversion of other images"):
+        convert(other, tmp_path / "out", 500)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -64,6 +65,9 @@ def test_turned_digits(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ways = [np.rot90(x, k) for x in (upright, upright.T) for k in range(4)]
         assert all(np.array_equal(one, two) for one, two in zip(found, ways, strict=True))
         assert len({one.tobytes() for one in found}) == 8
+    add_resolvers()
+    with pytest.raises(Exception, match="the one word after the split is turned"):
+        OmegaConf.create({"path": "${solo_ext.digits:train,turnd}"}).path  # noqa: B018
 
 
 def test_images_are_scikit_learns(root: Path) -> None:

@@ -104,6 +104,9 @@ def test_relative_paths_with_spaces(images: Path, tmp_path: Path) -> None:
     found = opened(tmp_path / "list.txt")
     assert class_names(found) == ["some-class"]
     assert found[0][0].size == (16, 16)
+    (place / "a\ttab.png").write_bytes((place / "an image.png").read_bytes())
+    (tmp_path / "list.txt").write_text("a folder/a\ttab.png\t some-class")
+    assert files_of(opened(tmp_path / "list.txt")) == [str(place / "a\ttab.png")]
     (tmp_path / "list.txt").write_text("a folder/an image.png")
     bare = opened(tmp_path / "list.txt", no_labels=True)
     assert bare[0][1] == -1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from solo_ext.core.errors import ConfigError
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.host import Host
 from solo_ext.host.backbones import (
     SMALL_SIDE,
@@ -197,6 +199,14 @@ def test_an_argument_that_the_model_does_not_take_is_refused(loaded: Host, name:
     assert caught.value.key == "backbone.kwargs"
     assert "no_such_argument" in str(caught.value)
     assert name.removeprefix("timm/") in str(caught.value)
+
+
+def test_a_packed_file_of_weights_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pth"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("weights/data.pkl", bytes(2**20))
+    with pytest.raises(UserError, match="is compressed"):
+        build("timm/resnet18", {"checkpoint_path": str(file)})
 
 
 def test_a_small_stem_is_refused_where_there_are_patches() -> None:

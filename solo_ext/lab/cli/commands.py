@@ -213,19 +213,20 @@ def _export(args: argparse.Namespace) -> Any:
 
 def _data(args: argparse.Namespace) -> Any:
     from omegaconf import OmegaConf
+    from pydantic import create_model
 
     from solo_ext.config.check import validated
     from solo_ext.config.compose import apply_overrides, parse
-    from solo_ext.config.schema import Images
+    from solo_ext.config.schema import Images, Section
     from solo_ext.data.convert import convert
     from solo_ext.data.images import open_images
 
     settings = OmegaConf.create({"data": {"dataset": "custom"}})
     apply_overrides(settings, parse(args.overrides))
     given: Any = OmegaConf.to_container(settings)
-    if unknown := given.keys() - {"data"}:
-        raise UserError(f"{min(unknown)}: only settings of data are read here; leave it out")
-    images = open_images(validated(Images, given["data"], prefix="data"), args.split)
+    # Only settings of data are read here; any other is an unknown key.
+    kind = create_model("Conversion", __base__=Section, data=(Images, ...))
+    images = open_images(validated(kind, given).data, args.split)
     with _progress_bars() as progress:
         report = functools.partial(progress, "images")
         done = convert(images, Path(args.out), args.shard_mb << 20, report)

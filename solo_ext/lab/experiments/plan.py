@@ -126,6 +126,7 @@ def _runs(
     """Plans the runs of a row, one for each seed."""
     row = settings.rows[name]
     config = composed(settings, dataset, budget, row)
+    run = check_run(config)
     if shares != (1, 1):
         _share_batch(config, *shares)
     kind: Kind = "plugin"
@@ -138,7 +139,6 @@ def _runs(
     section = (config.get("method_kwargs") or {}).get("teacher")
     if section is None or _names_its_teacher(row, section):
         teacher = None
-    run = check_run(config)
     if row.baseline is None and not run.checkpoint.enabled:
         problem = "a benchmark evaluates the last checkpoint"
         raise ConfigError("checkpoint.enabled", False, problem, "leave it out")

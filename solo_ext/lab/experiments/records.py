@@ -18,6 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from solo_ext import __version__
+from solo_ext.config.check import validated
+from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, first_problem, read_jsonl, read_text
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Hypothesis
@@ -85,6 +87,27 @@ class Record(TypedDict):
 _RECORD = TypeAdapter(Record)
 _MOST_BYTES = 4 << 30
 """Largest size of a file of records; a run takes about four thousand bytes."""
+
+
+def settings_in(folder: Path) -> BenchmarkSettings:
+    """The settings of the benchmark that a folder holds.
+
+    Raises:
+        UserError: the folder has none, or their file is no mapping.
+        ConfigError: invalid settings.
+
+    >>> settings_in(Path("nowhere"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: 'nowhere': no benchmark.yaml with settings in it; give a ...
+    """
+    file = folder / SETTINGS
+    given = read_yaml(file) if file.is_file() else None
+    if not isinstance(given, Mapping):
+        raise UserError(
+            f"{str(folder)!r}: no {SETTINGS} with settings in it; give a folder that "
+            "`solo-ext benchmark run` wrote"
+        )
+    return validated(BenchmarkSettings, given)
 
 
 def read_records(folder: Path) -> list[Record]:

@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
-from solo_ext.config.check import result_settings, validated
-from solo_ext.config.untrusted import read_yaml
-from solo_ext.core.errors import UserError
+from solo_ext.config.check import result_settings
 from solo_ext.lab.experiments.records import (
     RECORDS,
     SETTINGS,
     Record,
     read_records,
+    settings_in,
     times_written,
 )
 from solo_ext.lab.experiments.settings import BenchmarkSettings
@@ -229,13 +228,7 @@ def read_results(folder: Path) -> Results:
     # A benchmark writes its settings first: without records, no run of it has ended yet.
     begun = file.is_file() and not (folder / RECORDS).is_file()
     records = [] if begun else read_records(folder)
-    given = read_yaml(file) if file.is_file() else None
-    if not isinstance(given, Mapping):
-        raise UserError(
-            f"records {str(folder)!r}: no {SETTINGS} with settings in it; give a folder that "
-            "`solo-ext benchmark run` wrote"
-        )
-    settings = validated(BenchmarkSettings, given)
+    settings = settings_in(folder)
     return Results(settings, records, times_written(settings, folder))
 
 

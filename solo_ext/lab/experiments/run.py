@@ -10,8 +10,6 @@ from typing import Any
 
 import yaml
 
-from solo_ext.config.check import validated
-from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import StoppedBySignal, UserError
 from solo_ext.core.files import append_lines, locked, read_json, write_text
 from solo_ext.lab.experiments.launchers import Launcher
@@ -22,6 +20,7 @@ from solo_ext.lab.experiments.records import (
     Record,
     note_hypotheses,
     read_records,
+    settings_in,
 )
 from solo_ext.lab.experiments.settings import BenchmarkSettings
 from solo_ext.lab.experiments.work import PLANNED, RECORD
@@ -125,10 +124,9 @@ def run_benchmark(
 
 def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:
     """Adds the seeds that the folder already has; refuses a folder of another benchmark."""
-    file = out / SETTINGS
-    if not file.is_file():
+    if not (out / SETTINGS).is_file():
         return settings
-    before = validated(BenchmarkSettings, read_yaml(file))
+    before = settings_in(out)
     if before.title != settings.title:
         raise UserError(
             f"--out {str(out)!r} holds the benchmark {before.title!r}, not "

@@ -23,13 +23,13 @@ from solo_ext.config.schema import RunConfig
 from solo_ext.core import distributed
 from solo_ext.core.distributed import gather_objects
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.files import check_archive
 from solo_ext.data.images import images_fingerprint
 from solo_ext.data.loaders import StatefulLoader
 from solo_ext.data.reading import Images
 from solo_ext.kernels import dispatch
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
 from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints
-from solo_ext.pretrained.files import check_archive
 
 logger = logging.getLogger(__name__)
 _STATE = "solo_ext"
