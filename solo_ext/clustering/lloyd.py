@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.clustering.relocation import Relocation
-from solo_ext.clustering.rows import Rows, exact_scale, on_grid, read_rows, tile_rows
+from solo_ext.clustering.rows import Rows, blocks, exact_scale, on_grid, read_rows, tile_rows
 from solo_ext.core.precision import Precision, matmul_precision
 
 # Half the distance between the two means of a split cluster, relative to each coordinate.
@@ -250,7 +250,7 @@ def scores(
 
 def _first_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
     width = scores.shape[1]
-    if scores.device.type != "cpu" or width <= 2 * _GROUP or width % _GROUP:
+    if scores.device.type != "cpu" or width <= 2 * _GROUP:
         best, found = scores.max(dim=1)
         return best, found
     grouped = scores.view(len(scores), -1, _GROUP)
@@ -270,9 +270,7 @@ def distances_to(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor
     """
     rows = tile_rows(features.shape[1], means.device)
     found = means.new_empty(len(features))
-    for start in range(0, len(features), rows):
-        part = slice(start, start + rows)
-        tile = read_rows(features, part, means.device).to(means.dtype)
-        difference = tile - means.index_select(0, assignments[part])
+    for part, tile in blocks(features, means.device, rows):
+        difference = tile.to(means.dtype) - means.index_select(0, assignments[part])
         found[part] = torch.linalg.vector_norm(difference, dim=1)
     return found

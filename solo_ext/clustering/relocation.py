@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from solo_ext.clustering.rows import Rows, exact_scale, on_grid, read_rows, tile_rows, tiles
+from solo_ext.clustering.rows import Rows, blocks, exact_scale, on_grid, read_rows, tile_rows
 from solo_ext.core.distributed import rank, world_size
 
 # Clusters that are split on trial per step: enough to try a few hundred in five steps, few enough
@@ -50,8 +50,8 @@ class Relocation:
         self._rows, self._scale, self._draw = rows, scale, 0
         width = rows.features.shape[1]
         self._square_scale = exact_scale(rows.largest * rows.largest * width, rows.total)
-        parts = tiles(rows.features, rows.device)
-        self._squares = torch.cat([self._squared(part) for part in parts])
+        parts = blocks(rows.features, rows.device, tile_rows(max(1, width), rows.device))
+        self._squares = torch.cat([self._squared(part) for _, part in parts])
         # Gain of a cluster's last trial split; infinite if it was never tried or has changed since.
         self._tried = torch.full((num_clusters,), torch.inf, dtype=torch.float64)
         self._tried = self._tried.to(rows.device)

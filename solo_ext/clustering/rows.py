@@ -53,30 +53,21 @@ def read_rows(features: Tensor, which: slice | Tensor, device: torch.device) -> 
     return features.index_select(0, which.to(features.device)).to(device)
 
 
-def tiles(features: Tensor, device: torch.device) -> Iterator[Tensor]:
-    """The rows (n, D) in order, in tiles; one empty tile if there are no rows.
+def blocks(
+    features: Tensor, device: torch.device, rows: int | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """The rows (n, D) in order, with their slices; one empty block if there are no rows.
 
-    Example:
-        >>> [tuple(tile.shape) for tile in tiles(torch.zeros(5000, 8), torch.device("cpu"))]
-        [(4096, 8), (904, 8)]
-    """
-    size = tile_rows(max(1, features.shape[1]), device)
-    for start in range(0, max(1, len(features)), size):
-        yield read_rows(features, slice(start, start + size), device)
-
-
-def blocks(features: Tensor, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
-    """Like :func:`tiles`, but in larger blocks, and with their slices.
-
-    For callers that read rows several times or out of order: within a block they do so in memory,
-    and a mapped file is still read once, from beginning to end.
+    Without ``rows``, blocks are large, for callers that read rows several times or out of order:
+    within a block they do so in memory, and a mapped file is still read once, from beginning to
+    end.
 
     Example:
         >>> [(part, len(block)) for part, block in blocks(torch.zeros(5, 8), torch.device("cpu"))]
         [(slice(0, 5, None), 5)]
     """
     kind = "cpu" if device.type == "cpu" else "cuda"
-    size = max(1, _BLOCK_BYTES[kind] // max(1, features[:1].nbytes))
+    size = rows or max(1, _BLOCK_BYTES[kind] // max(1, features[:1].nbytes))
     for start in range(0, max(1, len(features)), size):
         part = slice(start, min(len(features), start + size))
         yield part, read_rows(features, part, device)
@@ -218,7 +209,8 @@ def rows_of(
     # Sum the number of non-finite rows and the ids in a single all-reduce.
     both = torch.zeros(2, dtype=torch.int64, device=device)
     both[1] = row_ids.sum()
-    for tile in tiles(features, device) if len(features) else ():
+    size = tile_rows(max(1, features.shape[1]), device)
+    for _, tile in blocks(features, device, size) if len(features) else ():
         of_rows = tile.abs().amax(1)
         both[0] += (~of_rows.isfinite()).sum()
         largest = torch.maximum(largest, of_rows.amax().double())

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 Floats = NDArray[np.float64]
 Keys = NDArray[np.uint64]
@@ -43,17 +42,13 @@ def derive_seed(*parts: int) -> int:
     return state >> 1
 
 
-def draw(shape: tuple[int, ...], *seeds: int, device: torch.device) -> Tensor:
-    """Uniform numbers in [0, 1), determined by several seeds and drawn on the device.
+def generator(device: torch.device, seed: int) -> torch.Generator | None:
+    """A generator on the device; ``None`` on meta, which draws nothing and has none.
 
-    >>> draw((2, 3), 5, 0, device=torch.device("cpu")).shape
-    torch.Size([2, 3])
+    >>> torch.rand(2, generator=generator(torch.device("cpu"), 5)).shape
+    torch.Size([2])
     """
-    if device.type == "meta":
-        return torch.empty(shape, device=device)
-    return torch.rand(
-        shape, generator=torch.Generator(device).manual_seed(derive_seed(*seeds)), device=device
-    )
+    return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
 
 def sample_keys(seed: int, epoch: int, indices: NDArray[np.int64]) -> Keys:

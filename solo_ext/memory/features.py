@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,7 @@ class FeatureQueue(State):
     """
 
     value: Tensor
+    _tables: ClassVar[tuple[str, ...]] = ("value",)
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
@@ -63,10 +65,16 @@ class FeatureQueue(State):
         return total / held
 
     @torch.no_grad()
-    def update_(self, keys: Tensor) -> None:
-        """Replaces the oldest rows by unit rows (N, D), which must be the same on every rank."""
+    def update_(self, keys: Tensor, *notes: Tensor) -> None:
+        """Replaces the oldest rows by those of a batch, which must be the same on every rank.
+
+        Args:
+            keys: (N, D) unit rows.
+            notes: (N,) sample indices and (N,) labels, for a :class:`SupportSet` only.
+        """
         for rows, part in self._advance(len(keys)):
-            self.value[rows] = keys[part]
+            for name, given in zip(self._tables, (keys, *notes), strict=True):
+                getattr(self, name)[rows] = given[part]
 
     def _advance(self, count: int) -> list[tuple[slice, slice]]:
         """Moves the pointer by a batch; returns slices (of the ring, of the batch) to copy."""
@@ -101,7 +109,7 @@ class SupportSet(FeatureQueue):
 
     Example:
         >>> support = SupportSet(8, dim=2)
-        >>> support.update_(torch.eye(2), indices=torch.tensor([5, 9]))
+        >>> support.update_(torch.eye(2), torch.tensor([5, 9]), torch.tensor([0, 1]))
         >>> support.value[:2], support.indices[:3]
         (tensor([[1., 0.],
                 [0., 1.]]), tensor([ 5,  9, -1]))
@@ -112,27 +120,12 @@ class SupportSet(FeatureQueue):
 
     indices: Tensor
     labels: Tensor
+    _tables = ("value", "indices", "labels")
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__(size, dim)
         self.register_buffer("indices", torch.full((size,), -1))
         self.register_buffer("labels", torch.full((size,), -1))
-
-    @torch.no_grad()
-    def update_(
-        self, keys: Tensor, indices: Tensor | None = None, labels: Tensor | None = None
-    ) -> None:
-        """Replaces the oldest rows.
-
-        Args:
-            keys: (N, D) unit rows. All arguments must be the same on every rank: gather them first.
-            indices: (N,) sample indices, at least 0; by default -1, for an unknown image.
-            labels: (N,) labels; by default -1, for an unknown label.
-        """
-        for rows, part in self._advance(len(keys)):
-            self.value[rows] = keys[part]
-            self.indices[rows] = -1 if indices is None else indices[part]
-            self.labels[rows] = -1 if labels is None else labels[part]
 
 
 class FeatureBank(State):

@@ -154,7 +154,6 @@ class Contrastive(ProjectedMethod):
         self.e_step = EStep(settings, CLUSTERS, dim, kwargs.temperature)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
         self._mixing = MixingSampler(kwargs.mixing)
-        self._pending_keys: tuple[list[Tensor], Tensor, Tensor] | None = None
         keep_out_of_broadcast(self)
 
     def _build_momentum(self) -> None:
@@ -182,11 +181,9 @@ class Contrastive(ProjectedMethod):
             beta = annealed_beta(self.kwargs.beta, self.current_epoch, self.cfg.max_epochs)
             self.estimator = replace(self.estimator, beta=beta)
         loss, metrics = self.contrast(queries, keys, indices, targets)
-        self._pending_keys = keys, indices, targets
+        self._step_keys = keys, indices, targets
         predictions = [] if self.predictor is None else queries
-        self.step_embeddings = [x.detach() for x in (*out["z"], *predictions)]
-        metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
-        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
+        self.log_step(loss, metrics, [*out["z"], *predictions])
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def _keys(self, out: dict[str, Any]) -> list[Tensor]:
@@ -293,7 +290,7 @@ class Contrastive(ProjectedMethod):
         unit = [F.normalize(q.float(), dim=1) for q in queries]
         # Gather once for all directions.
         all_queries = distributed.gather_each(unit, gradient=True)
-        all_near = distributed.gather_each(neighbours)
+        all_near = distributed.gather_each(neighbours) if self.kwargs.symmetric else neighbours
         terms = []
         for u, near in enumerate(neighbours):
             for v, query in enumerate(unit):
@@ -334,17 +331,14 @@ class Contrastive(ProjectedMethod):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Updates the momentum networks, then writes the step's keys into queues and bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._pending_keys is None:
-            return
-        keys, indices, targets = self._pending_keys
-        self._pending_keys = None
+        keys, indices, targets = self._step_keys
         # The support set takes the first view's keys, which the first queue takes too: gather once.
         wanted = len(self.queues) or int(self.support_set is not None)
         joined = distributed.gather_each(keys[:wanted]) if wanted else []
         known = self.support_set is not None or self.kwargs.exclude_own
         images = distributed.gather_each([indices, targets]) if known else []
         for queue, key in zip(self.queues, joined, strict=False):
-            queue.update_(key, *(images if isinstance(queue, SupportSet) else []))
+            queue.update_(key, *images)
         if self.support_set is not None:
             self.support_set.update_(joined[0], *images)
         self.e_step.update_bank(indices, keys)
@@ -460,12 +454,3 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
                 excluded = {"anchor_ids": ids, "candidate_ids": queue.indices}
             terms.append(self._contrastive(torch.cat(others), repeated, queue.value, **excluded))
         return terms
-
-    @property
-    def embedder(self) -> list[nn.Module]:
-        """The networks whose embeddings are clustered."""
-        return [self.momentum_backbone, self.momentum_projector]
-
-    def embed(self, X: Tensor) -> Tensor:
-        """Embeddings (N, D) that are clustered."""
-        return self.momentum_forward(X)["z"]  # type: ignore[no-any-return]

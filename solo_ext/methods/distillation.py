@@ -164,19 +164,8 @@ class Distillation(ProjectedMethod):
             if not self.no_channel_last:
                 crop = crop.to(memory_format=torch.channels_last)
             seen.append(self.teacher(renormalized(crop)))
+        self._teacher_embeddings = seen[0]
         return seen
-
-    def log_step(
-        self,
-        loss: Tensor,
-        metrics: dict[str, Tensor],
-        students: Sequence[Tensor],
-        teachers: Sequence[Tensor],
-    ) -> None:
-        """Logs the loss and its metrics; keeps the embeddings (N, D) for the end of the epoch."""
-        self.step_embeddings, self._teacher_embeddings = [z.detach() for z in students], teachers[0]
-        metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
-        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
 
     def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
         """Effective ranks of the student's and the teacher's embeddings of the first crop."""

@@ -124,7 +124,6 @@ class Metric(ProjectedMethod):
         num_classes = self.prototypes.num_prototypes[0] if clustered else self.num_classes
         batch = Batch(self.num_large_crops, num_classes, dim, kwargs.mining)
         self.criterion = build_criterion(kwargs.loss, kwargs.loss_kwargs, batch)
-        self._pending_keys: tuple[Tensor, list[Tensor]] | None = None
         keep_out_of_broadcast(self)
 
     @staticmethod
@@ -211,10 +210,8 @@ class Metric(ProjectedMethod):
         self.criterion.step = self.global_step
         loss, metrics = self.compare(out["z"], indices, targets)
         keys = [F.normalize(z.detach().float(), dim=1) for z in out["z"][: self.num_large_crops]]
-        self._pending_keys = indices, keys
-        self.step_embeddings = [z.detach() for z in out["z"]]
-        metrics = {"train_metric_loss": loss, **metrics}
-        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
+        self._step_keys = indices, keys
+        self.log_step(loss, metrics, out["z"])
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def compare(
@@ -247,9 +244,7 @@ class Metric(ProjectedMethod):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Writes the step's embeddings into the bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._pending_keys is not None:
-            self.e_step.update_bank(*self._pending_keys)
-        self._pending_keys = None
+        self.e_step.update_bank(*self._step_keys)
 
 
 def _check_classes(cfg: DictConfig, kind: type[Criterion]) -> None:

@@ -22,7 +22,7 @@ from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses import LOSSES
-from solo_ext.losses.common import check_not_negative
+from solo_ext.losses.common import check_not_negative, check_positive
 from solo_ext.losses.contrastive import own_columns
 from solo_ext.memory.heads import ClassWeights
 
@@ -207,8 +207,8 @@ class CLIPCriterion(Criterion):
     ) -> None:
         super().__init__(loss, batch, **given)
         fixed = logit_scale is not None
-        if logit_scale is not None and not logit_scale > 0:
-            raise ValueError(f"logit_scale={logit_scale}: must be above 0")
+        if logit_scale is not None:
+            check_positive(logit_scale=logit_scale)
         self.largest = math.inf if fixed else math.log(100)
         start = torch.tensor(math.log(1 / 0.07 if logit_scale is None else logit_scale))
         self.log_scale = nn.Parameter(start, requires_grad=not fixed)
@@ -398,8 +398,7 @@ class NoiseCriterion(Criterion):
 
     def __init__(self, loss: Loss, batch: Batch, temperature: float = 0.2, **given: Any) -> None:
         super().__init__(loss, batch, **given)
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature}: must be above 0")
+        check_positive(temperature=temperature)
         self.temperature = temperature
 
     def forward(self, views: Views, classes: Tensor) -> Result:

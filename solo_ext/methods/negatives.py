@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from solo_ext.core import distributed
-from solo_ext.core.draws import derive_seed
+from solo_ext.core.draws import derive_seed, generator
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
 from solo_ext.losses.contrastive import ContrastiveTerms, Mixing
@@ -90,14 +90,12 @@ class MixingSampler:
         """
         if not self.active(epoch):
             return None
-        generator = None
-        if anchors.device.type != "meta":
-            self._state = derive_seed(self._state)
-            generator = torch.Generator(anchors.device).manual_seed(self._state)
+        self._state = derive_seed(self._state)
         # A small batch may have fewer negatives than `num_hard` asks for.
         mined = max(min(self._settings.num_hard or available, available), 1)
         counts = self._settings.num_pair_mixes, self._settings.num_query_mixes
-        return Mixing(mined, draw_mixes(anchors, mined, *counts, generator), ranked=False)
+        own = generator(anchors.device, self._state)
+        return Mixing(mined, draw_mixes(anchors, mined, *counts, own), ranked=False)
 
     def warn_of_late_start(self, cfg: DictConfig) -> None:
         """Warns if the run ends before the first mixture."""

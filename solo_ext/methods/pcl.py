@@ -21,7 +21,7 @@ In both terms v, v' and c are of unit length.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.core.draws import derive_seed, draw
+from solo_ext.core.draws import derive_seed, generator
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.precision import ComputeDtype, factors_dtype
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -143,11 +143,10 @@ class PCL(ProjectedMomentumMethod):
         )
         initialize_momentum_params(self.projector, self.momentum_projector)
         directions = range(2 if kwargs.symmetric else 1)
-        self.queues = nn.ModuleList(FeatureQueue(kwargs.queue_size, dim) for _ in directions)
+        self.queues: Any = nn.ModuleList(FeatureQueue(kwargs.queue_size, dim) for _ in directions)
         settings = kwargs if kwargs.proto_weight else None
         self.e_step = EStep(settings, KEY, dim, kwargs.temperature)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
-        self._pending_keys: tuple[Tensor, list[Tensor]] | None = None
         keep_out_of_broadcast(self)
 
     @staticmethod
@@ -159,7 +158,6 @@ class PCL(ProjectedMomentumMethod):
         """
         cfg = ProjectedMomentumMethod.add_and_assert_specific_cfg(cfg)
         require_two_views(cfg)
-        require_indices(cfg, "looks clusters up")
         cfg = fill_method_kwargs(cfg, PCLKwargs)
         PCL.fill_sizes(cfg)
         kwargs = cfg.method_kwargs
@@ -170,6 +168,9 @@ class PCL(ProjectedMomentumMethod):
                 "without method_kwargs.symmetric the momentum backbone sees one view only",
                 "remove it, or set method_kwargs.symmetric=true",
             )
+        if not kwargs.proto_weight:
+            return cfg
+        require_indices(cfg, "looks clusters up")
         coarsest, batch = min(kwargs.num_prototypes), cfg.optimizer.batch_size
         if kwargs.num_negatives is not None and kwargs.num_negatives > coarsest - batch:
             raise ConfigError(
@@ -195,15 +196,6 @@ class PCL(ProjectedMomentumMethod):
         fill_from_data(cfg, sizes, images)
         if images is not None and cfg.method_kwargs.proto_weight:
             check_prototypes(cfg.method_kwargs, KEY, images)
-
-    @property
-    def embedder(self) -> list[nn.Module]:
-        """The networks whose embeddings are clustered: f' of Algorithm 1."""
-        return [self.momentum_backbone, self.momentum_projector]
-
-    def embed(self, X: Tensor) -> Tensor:
-        """Embeddings (N, D) that are clustered: v' = f'(x)."""
-        return self.momentum_forward(X)["z"]  # type: ignore[no-any-return]
 
     def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
         """Nothing: a step that is not ``symmetric`` has the queries of one view."""
@@ -237,7 +229,7 @@ class PCL(ProjectedMomentumMethod):
         # A query's key comes from the other view.
         seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
         loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
-        self._pending_keys = indices, keys
+        self._step_keys = indices, keys
         self.step_embeddings = [v.detach() for v in queries]
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
         return loss + out["loss"]  # type: ignore[no-any-return]
@@ -260,13 +252,13 @@ class PCL(ProjectedMomentumMethod):
         dtype = factors_dtype(self.kwargs.compute_dtype, indices.device)
         # First term: -log exp(v.v'_i / T) / sum_j exp(v.v'_j / T), j over v'_i and the
         # queue of the key's view.
-        queues = [cast(FeatureQueue, past).value for past in self.queues][::-1]
+        queues = [past.value for past in self.queues][::-1]
         pairs = zip(queries, keys, queues, strict=True)
         temperature = self.kwargs.temperature
         info = torch.stack([info_nce_loss_func(*pair, temperature, dtype) for pair in pairs]).mean()
         metrics = {"train_info_nce_loss": info}
         state = self.prototypes
-        if state.epoch < 0 or not self.kwargs.proto_weight:
+        if state.epoch < 0:
             return info, metrics
         # Second term: 1/M sum_m -log exp(v.c_s / phi_s) / sum_j exp(v.c_j / phi_j), where s is
         # the cluster of the query's image.
@@ -292,13 +284,10 @@ class PCL(ProjectedMomentumMethod):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Moves the momentum networks, f' = m f' + (1 - m) f, then fills queue and bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._pending_keys is None:
-            return
-        indices, keys = self._pending_keys
-        self._pending_keys = None
+        indices, keys = self._step_keys
         keys = distributed.gather_each(keys)
         for past, key in zip(self.queues, keys, strict=True):
-            cast(FeatureQueue, past).update_(key)
+            past.update_(key)
         if self.bank is not None:
             # `EStep.update_bank` would gather the keys once more.
             mean = F.normalize(torch.stack(keys).mean(0), dim=1)
@@ -308,10 +297,10 @@ class PCL(ProjectedMomentumMethod):
         """Draws (R,) distinct prototypes each, none of the positives (M, N); ``None`` takes all."""
         if self.kwargs.num_negatives is None:
             return None
-        found = []
+        found, device = [], positives.device
         for m, size in enumerate(self.prototypes.num_prototypes):
-            lots = draw((size,), seed, m, device=positives.device)
-            lots = lots.index_fill_(0, positives[m], -1.0)
+            own = generator(device, derive_seed(seed, m))
+            lots = torch.rand(size, generator=own, device=device).index_fill_(0, positives[m], -1.0)
             found.append(lots.topk(self.kwargs.num_negatives, sorted=False).indices)
         return found
 

@@ -101,6 +101,14 @@ class ProjectedMethod(BaseMethod):
         z: Tensor = self(X)["z"]
         return z
 
+    def log_step(
+        self, loss: Tensor, metrics: dict[str, Tensor], embeddings: Sequence[Tensor]
+    ) -> None:
+        """Logs ``train_<method>_loss`` and the metrics; keeps :attr:`step_embeddings`."""
+        self.step_embeddings = [z.detach() for z in embeddings]
+        metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
+        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
+
     def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
         """Metrics of ``views``, unit-norm embeddings (N, D) of each crop."""
         z1, z2 = views[:2]
@@ -154,3 +162,13 @@ class ProjectedMomentumMethod(ProjectedMethod, BaseMomentumMethod):
         """Adds the embeddings ``z`` (N, D)."""
         out: dict[str, Any] = super().momentum_forward(X)
         return {**out, "z": self.momentum_projector(out["feats"])}
+
+    @property
+    def embedder(self) -> list[nn.Module]:
+        """The networks whose embeddings an E-step clusters: f' of PCL's Algorithm 1."""
+        return [self.momentum_backbone, self.momentum_projector]
+
+    def embed(self, X: Tensor) -> Tensor:
+        """Embeddings (N, D) that an E-step clusters: v' = f'(x)."""
+        z: Tensor = self.momentum_forward(X)["z"]
+        return z

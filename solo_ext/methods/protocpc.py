@@ -112,10 +112,6 @@ class PrototypeMethod(ProjectedMethod):
     prototypes: Prototypes
     prior: PrototypePrior
 
-    def __init__(self, cfg: DictConfig) -> None:
-        super().__init__(cfg)
-        self._next_prior: Tensor | None = None
-
     @property
     def learnable_params(self) -> list[dict[str, Any]]:
         """Adds the prototypes."""
@@ -126,7 +122,7 @@ class PrototypeMethod(ProjectedMethod):
         self,
         students: Sequence[Tensor],
         teachers: Sequence[Tensor],
-        targets: Tensor | None,
+        targets: Tensor,
         teacher_prototypes: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of Algorithm 1; the updated prior is stored after the step.
@@ -134,8 +130,7 @@ class PrototypeMethod(ProjectedMethod):
         Args:
             students: z_s, (N, D) each, of V crops.
             teachers: z_t, (N, D) each, of U crops.
-            targets: (V, U) weights of each teacher crop as a target of each student crop; ``None``:
-                all 1.
+            targets: (V, U) weights of each teacher crop as a target of each student crop.
             teacher_prototypes: W of the teacher; ``None``: the student's.
 
         Returns:
@@ -172,9 +167,7 @@ class PrototypeMethod(ProjectedMethod):
         """Updates any momentum networks, normalises the prototypes and stores the new prior."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         self.prototypes.normalize_()
-        if self._next_prior is not None:
-            self.prior.commit_(self._next_prior)
-            self._next_prior = None
+        self.prior.commit_(self._next_prior)
 
 
 @METHODS.register(
@@ -236,9 +229,7 @@ class ProtoCPC(PrototypeMethod, ProjectedMomentumMethod):
         out = super().training_step(batch, batch_idx)
         # z_s = g_s(f_s(x)) of every crop, z_t = g_t(f_t(x)) of the large ones.
         loss, metrics = self.compare(out["z"], out["momentum_z"])
-        self.step_embeddings = [z.detach() for z in out["z"]]
-        metrics = {"train_protocpc_loss": loss, **metrics}
-        self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
+        self.log_step(loss, metrics, out["z"])
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def compare(

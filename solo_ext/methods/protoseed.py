@@ -132,7 +132,7 @@ class ProtoSEED(PrototypeMethod, Distillation):
         out = super().training_step(batch, batch_idx)
         z_s, z_t = out["z"], self.targets(crops)  # student: every crop; frozen teacher: large ones
         loss, metrics = self.distill(z_s, z_t)
-        self.log_step(loss, metrics, z_s, z_t)
+        self.log_step(loss, metrics, z_s)
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def distill(
@@ -149,8 +149,7 @@ class ProtoSEED(PrototypeMethod, Distillation):
         """
         # One large crop is the target of every crop, itself included. Each of two large crops is
         # its own target, and small crops have both as targets: weights (V, U).
-        large, targets = len(teachers), None
-        if large > 1:
-            targets = torch.full((len(students), large), 1 / large, device=students[0].device)
-            targets[:large] = torch.eye(large, device=targets.device)
+        large = len(teachers)
+        targets = torch.full((len(students), large), 1 / large, device=students[0].device)
+        targets[:large] = torch.eye(large, device=targets.device)
         return self.protocpc(students, teachers, targets, self.teacher.prototypes)

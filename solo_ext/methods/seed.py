@@ -15,7 +15,7 @@ One step (section 3.2), for each crop x of an image and a queue D of the teacher
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -141,10 +141,9 @@ class SEED(Distillation):
         count = 2 if self.num_targets > self.num_large_crops else 1
         size = kwargs.queue_size if _is_queued(kwargs) else None
         queues = (FeatureQueue(size, self.embed_dim) for _ in range(count) if size)
-        self.queues = nn.ModuleList(queues)
+        self.queues: Any = nn.ModuleList(queues)
         self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
         self._mixing = MixingSampler(kwargs.mixing)
-        self._pending_keys: list[Tensor] | None = None
         keep_out_of_broadcast(self)
 
     @classmethod
@@ -184,7 +183,7 @@ class SEED(Distillation):
         z_s = out["z"]  # g(f_S(x)) of every crop
         z_t = self.targets(crops)  # f_T(x) of the same crops, frozen
         loss, metrics = self.distill(z_s, z_t)
-        self.log_step(loss, metrics, z_s, z_t)
+        self.log_step(loss, metrics, z_s)
         return loss + out["loss"]  # type: ignore[no-any-return]
 
     def distill(
@@ -202,7 +201,7 @@ class SEED(Distillation):
         students = [F.normalize(z.float(), dim=1) for z in students]
         targets = [F.normalize(t.float(), dim=1) for t in targets]
         large = self.num_large_crops
-        queues = [cast(FeatureQueue, queue).value for queue in self.queues]
+        queues = [queue.value for queue in self.queues]
         first, last = (queues[0], queues[-1]) if queues else (None, None)
         pairs = list(zip(students[:large], targets[:large], strict=True))
         loss, metrics = self._mean_over(pairs, first)
@@ -217,9 +216,9 @@ class SEED(Distillation):
         with torch.no_grad():
             metrics["train_teacher_similarity"] = (students[0] * targets[0]).sum(1).mean()
         if len(self.queues):
-            metrics |= queue_metrics("queue", cast(FeatureQueue, self.queues[0]))
+            metrics |= queue_metrics("queue", self.queues[0])
         # Queue one large and one small crop, so that every image has one row per queue.
-        self._pending_keys = [targets[0], *targets[large : large + 1]]
+        self._step_keys = [targets[0], *targets[large : large + 1]]
         return loss, metrics
 
     def _mean_over(
@@ -264,11 +263,8 @@ class SEED(Distillation):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Writes the teacher's embeddings into the queues."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        if self._pending_keys is None:
-            return
-        for past, keys in zip(self.queues, self._pending_keys, strict=False):
-            cast(FeatureQueue, past).update_(distributed.gather(keys))
-        self._pending_keys = None
+        for past, keys in zip(self.queues, self._step_keys, strict=False):
+            past.update_(distributed.gather(keys))
 
 
 def _is_queued(kwargs: Any) -> bool:

@@ -215,7 +215,7 @@ def test_clusters_are_those_of_the_embeddings(train: Train) -> None:
 
     class Steps(Callback):
         def on_train_batch_end(self, trainer: Any, method: Any, *_: Any) -> None:
-            indices = method._pending_keys[0]
+            indices = method._step_keys[0]
             # SphereFace's annealing follows it.
             assert method.criterion.step == len(written)
             keys = torch.stack([F.normalize(z, dim=1) for z in method.step_embeddings[:2]]).mean(0)

@@ -290,7 +290,7 @@ def test_step_is_the_loss_of_the_embeddings(build: Build) -> None:
     loss = method.training_step([INDICES, views, TARGETS], 0)
     z = [method.projector(method.backbone(view)) for view in views]
     expected, _ = method.compare(z, INDICES, TARGETS)
-    torch.testing.assert_close(logged["train_metric_loss"], expected)
+    torch.testing.assert_close(logged[f"train_{method.cfg.method}_loss"], expected)
     torch.testing.assert_close(loss, expected + logged["train_class_loss"])
     loss.backward()
     assert all(p.grad is not None for p in method.parameters())

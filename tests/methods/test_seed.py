@@ -54,8 +54,8 @@ def test_two_large_crops_are_each_their_own_target(build: Build) -> None:
     queue = method.queues[0].value
     each = [seed_loss_func(s, t, queue, 0.2, 0.05) for s, t in zip(students, teachers, strict=True)]
     torch.testing.assert_close(loss, torch.stack(each).mean())
-    assert len(method._pending_keys) == 1
-    torch.testing.assert_close(method._pending_keys[0], F.normalize(teachers[0], dim=1))
+    assert len(method._step_keys) == 1
+    torch.testing.assert_close(method._step_keys[0], F.normalize(teachers[0], dim=1))
 
 
 def test_small_patches_have_targets_and_a_queue_of_their_own(build: Build) -> None:

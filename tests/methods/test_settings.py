@@ -247,6 +247,7 @@ def test_allowed(make_config: MakeConfig, given: dict[str, Any]) -> None:
         (Metric, {"loss": "arcface_loss_func", "classes": "label"}, ""),
         (Metric, {"loss": "nt_xent_loss_func"}, ""),
         (PCL, {"num_prototypes": [3], "queue_size": 8}, "looks clusters up"),
+        (PCL, {"num_prototypes": [3], "queue_size": 8, "proto_weight": 0.0}, ""),
     ],
     ids=str,
 )

@@ -53,9 +53,9 @@ class Steps(Callback):
         # Before the method's own hook: what the step looked up is what it began with.
         for name, table in tables(method).items():
             assert torch.equal(table, self.before[name]), name
-        (keys,) = (part for part in method._pending_keys if isinstance(part, list))
+        (keys,) = (part for part in method._step_keys if isinstance(part, list))
         # PCL has no use for labels.
-        others = [part for part in method._pending_keys if isinstance(part, Tensor)]
+        others = [part for part in method._step_keys if isinstance(part, Tensor)]
         for found, given in zip(others, (batch[0], batch[2]), strict=False):
             assert torch.equal(found, given)
         assert not any(key.requires_grad for key in keys)
