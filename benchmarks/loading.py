@@ -127,7 +127,7 @@ def squares(data: Path, count: int, folder: Path) -> None:
     for path in files[:: max(len(files) // count, 1)]:
         out = folder / path.parent.name / f"{path.stem}.jpg"
         out.parent.mkdir(parents=True, exist_ok=True)
-        view(decode_image(read_file(path), str(path))).save(out, quality=90)
+        view(decode_image(read_file(path), path.__str__)).save(out, quality=90)
 
 
 def main() -> None:

@@ -50,14 +50,8 @@ def git(tree: Path, *arguments: str) -> str:
     # An author of our own making where git knows none, which format-patch would refuse.
     known = subprocess.run(["git", "config", "user.email"], cwd=tree, capture_output=True)
     author = () if known.stdout else ("-c", "user.name=solo_ext", "-c", "user.email=none@localhost")
-    done = subprocess.run(
-        ["git", *author, *arguments], cwd=tree, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise subprocess.CalledProcessError(
-            done.returncode, ["git", *arguments], done.stdout, done.stderr
-        )
-    return done.stdout
+    command = ["git", *author, *arguments]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True).stdout
 
 
 def fresh_clone(onto: Path, to: Path) -> Path:

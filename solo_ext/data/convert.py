@@ -171,7 +171,7 @@ def _encoded(images: Images, index: int) -> bytes:
     source, (place,) = unwrap_dataset(images, [index])
     if isinstance(source, EncodedImages):
         encoded = source.encoded(place)
-        decode_image(encoded, name_of(images, index))
+        decode_image(encoded, lambda: name_of(images, index))
         return encoded
     file = io.BytesIO()
     source[place][0].save(file, "PNG")

@@ -67,7 +67,7 @@ def open_images(data: schema.Images, split: Split) -> Images:
     if len(images) == 0:
         raise ConfigError(key, path, "no image in it", "give a folder with images")
     if split == "train" and 0 < data.fraction < 1:
-        images = _part(images, _stratified(np.asarray(targets_of(images)), data.fraction))
+        images = part_of(images, _stratified(np.asarray(targets_of(images)), data.fraction))
     return SkipUnreadable(images) if data.unreadable == "skip" else images
 
 
@@ -107,8 +107,6 @@ def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> 
 
 def _held_out(images: Images, holdout: float, split: Split) -> Images:
     """The held-out labelled images for ``val``, all others for ``train``."""
-    if isinstance(images, SkipUnreadable):
-        return SkipUnreadable(_held_out(images.images, holdout, split))
     targets = np.asarray(targets_of(images))
     labelled = np.flatnonzero(targets >= 0)
     if not len(labelled):
@@ -116,11 +114,17 @@ def _held_out(images: Images, holdout: float, split: Split) -> Images:
         raise ConfigError("data.holdout", holdout, problem, "set it to null")
     chosen = np.zeros(len(targets), bool)
     chosen[labelled[_stratified(targets[labelled], holdout, "data.holdout")]] = True
-    return _part(images, np.flatnonzero(chosen == (split == "val")))
+    return part_of(images, np.flatnonzero(chosen == (split == "val")))
 
 
-def _part(images: Images, indices: NDArray[np.int64]) -> Images:
-    """A ``Subset``. If ``images`` is one too, it is of their data set, whose type callers check."""
+def part_of(images: Images, indices: NDArray[np.int64]) -> Images:
+    """A ``Subset``; of a part, it is of the same data set, and skips what the whole skips.
+
+    >>> part_of([("a", 0), ("b", 1), ("c", 2)], np.array([2, 0]))[0]
+    ('c', 2)
+    """
+    if isinstance(images, SkipUnreadable):
+        return SkipUnreadable(part_of(images.images, indices))
     whole: Any = images
     if isinstance(images, Subset):
         whole, indices = images.dataset, np.asarray(images.indices)[indices]

@@ -209,9 +209,6 @@ def _collate_readable(items: Sequence[Any]) -> tuple[Any, list[bool]]:
 def epoch_sampler(run: RunConfig, images: Images) -> EpochSampler:
     """The order of a config's training images.
 
-    Raises:
-        ConfigError: the batch is larger than the data set.
-
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
     >>> run = check_run(compose("digits/simclr"))
@@ -220,17 +217,9 @@ def epoch_sampler(run: RunConfig, images: Images) -> EpochSampler:
     """
     streaming = run.data.streaming or Streaming()
     shards = shard_starts(images)
-    sampler = EpochSampler(
+    return EpochSampler(
         len(images), run.seed, shards=shards, shards_at_once=streaming.shuffle_shards
     )
-    if run.optimizer.batch_size > len(sampler):
-        raise ConfigError(
-            "optimizer.batch_size",
-            run.optimizer.batch_size,
-            f"the training set has {len(sampler)} images per process",
-            "take a smaller batch",
-        )
-    return sampler
 
 
 def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
@@ -239,7 +228,7 @@ def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
     Batches are ``[indices, [crops], targets]``; with ``data.augmentation=batch``, ``RawBatch``.
 
     Raises:
-        ConfigError: the batch is larger than the data set, or images cannot form a batch.
+        ConfigError: images cannot form a batch.
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose

@@ -144,29 +144,25 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def decode_image(encoded: bytes, name: str) -> Image.Image:
-    """Decodes an image file that is held in memory as RGB; ``name`` is for the error.
+def decode_image(encoded: bytes, name: Callable[[], str]) -> Image.Image:
+    """Decodes an image file that is held in memory as RGB; ``name`` is called for an error.
 
     Raises:
         UnreadableImage: ``encoded`` is empty, truncated, no image, or too large.
 
     >>> file = io.BytesIO()
     >>> Image.new("L", (4, 3), 128).save(file, "PNG")
-    >>> image = decode_image(file.getvalue(), "a.png")
+    >>> image = decode_image(file.getvalue(), lambda: "a.png")
     >>> image.mode, image.size
     ('RGB', (4, 3))
     """
-    with image_errors(lambda: name):
-        return _decoded(encoded)
-
-
-def _decoded(encoded: bytes) -> Image.Image:
-    if not isinstance(encoded, bytes):
-        raise ValueError("it is neither a path nor an encoded image")
-    if not encoded:
-        raise EOFError("it is empty")
-    with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-        return _to_rgb(image)
+    with image_errors(name):
+        if not isinstance(encoded, bytes):
+            raise ValueError("it is neither a path nor an encoded image")
+        if not encoded:
+            raise EOFError("it is empty")
+        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+            return _to_rgb(image)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -232,9 +228,8 @@ class EncodedImages(Dataset[Item], ABC):
         return len(self.targets)
 
     def __getitem__(self, index: int) -> Item:
-        encoded = self.encoded(index)
-        with image_errors(lambda: self.name_of(index)):
-            return _decoded(encoded), int(self.targets[index])
+        image = decode_image(self.encoded(index), lambda: self.name_of(index))
+        return image, int(self.targets[index])
 
 
 class SkipUnreadable(Dataset[Item]):

@@ -7,7 +7,7 @@ the training device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -257,9 +257,6 @@ class RawBatches(TrainingViews):
     def __init__(self, images: Images, height: int, width: int) -> None:
         super().__init__(images)
         self.height, self.width = height, width
-
-    def __getitem__(self, key: SampleKey) -> Any:
-        return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> RawBatch:
         """The batch of some samples of one epoch."""

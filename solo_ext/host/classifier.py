@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -26,23 +24,6 @@ def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
     loss = F.cross_entropy(logits, targets, ignore_index=-1)
     # The mean over no labels is NaN: replace it by a sum that is 0 and has gradient 0.
     return torch.where((targets != -1).any(), loss, 0 * logits.sum())
-
-
-def with_class_loss(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Makes a step of main's methods return :func:`class_loss`, for the patch ``no-labels``.
-
-    >>> step = with_class_loss(lambda self, X, targets: {"logits": X, "loss": torch.nan})
-    >>> step(None, torch.zeros(3, 2), torch.tensor([0, 1, -1]))["loss"]
-    tensor(0.6931)
-    """
-
-    @functools.wraps(original)
-    def step(self: Any, X: Tensor, targets: Tensor) -> dict[str, Any]:
-        out = original(self, X, targets)
-        # A momentum network without classifier has no loss.
-        return {**out, "loss": class_loss(out["logits"], targets)} if "loss" in out else out
-
-    return step
 
 
 @torch.no_grad()

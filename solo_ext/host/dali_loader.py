@@ -56,7 +56,7 @@ class DALILoader(StatefulLoader):
     decoded and dropped.
 
     Raises:
-        ConfigError: the batch is larger than the data set, or the data set has no image files.
+        ConfigError: the data set has no image files.
         UserError: while iterating, a file cannot be read.
     """
 

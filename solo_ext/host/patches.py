@@ -422,7 +422,7 @@ def _few_classes() -> Iterator[Replacement]:
     fix="0009-batch-without-labels",
 )
 def _no_labels() -> Iterator[Replacement]:
-    from solo_ext.host.classifier import with_class_loss
+    from solo_ext.host.classifier import class_loss
 
     if not _is_main():
         return
@@ -430,6 +430,15 @@ def _no_labels() -> Iterator[Replacement]:
     made = vars(_base().BaseMethod)["_base_shared_step"](lambda X: {"logits": X}, *unlabelled)
     if not made["loss"].isnan():
         return
+
+    def with_class_loss(original: Any) -> Any:
+        @functools.wraps(original)
+        def step(self: Any, X: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+            out = original(self, X, targets)
+            # A momentum network without classifier has no loss.
+            return {**out, "loss": class_loss(out["logits"], targets)} if "loss" in out else out
+
+        return step
 
     for owner, name in (
         (_base().BaseMethod, "_base_shared_step"),

@@ -209,16 +209,13 @@ def load_head(
     strange = [k for k in held if not _HEAD_KEY.fullmatch(k)]
     if strange:
         raise ValueError(f"unexpected: {', '.join(prefix + k for k in strange[:3])}")
-    # Build on the meta device first: widths from a damaged file may need any amount of memory.
+    # Build on the meta device: widths from a damaged file may need any amount of memory.
     with torch.device("meta"):
-        pattern = _layers(held, in_dim, activation)
-    faults = misfits(pattern[0] if single else pattern, weights, prefix)
+        head = _layers(held, in_dim, activation)
+    faults = misfits(head[0] if single else head, weights, prefix)
     if faults:
         raise ValueError(faults)
-    # Loading must not change later random draws.
-    with torch.random.fork_rng(devices=[]):
-        head = _layers(held, in_dim, activation)
-    head.load_state_dict(held)
+    head.to_empty(device="cpu").load_state_dict(held)
     return head
 
 

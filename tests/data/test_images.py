@@ -54,7 +54,7 @@ def test_reads_no_image_for_names_and_targets(
     def refuse(encoded: bytes) -> None:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr("solo_ext.data.reading._decoded", refuse)
+    monkeypatch.setattr("solo_ext.data.reading._to_rgb", refuse)
     assert len(targets_of(images)) == 30
     assert class_names(images) == ["ant", "bee", "cat"]
     with pytest.raises(UnreadableImage, match="decoded"):

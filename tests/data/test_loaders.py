@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from solo_ext.config.schema import Augmentation, RunConfig
-from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import open_images
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import Images
@@ -127,13 +126,6 @@ def test_ranks_resume_their_own_share(images: Images, batches: int) -> None:
         assert same(list(loader), whole[batches:])
         shares.append({i for batch in whole for i in batch[0].tolist()})
     assert shares[0].isdisjoint(shares[1])
-
-
-def test_refuses_a_batch_larger_than_the_data(images: Images) -> None:
-    assert len(pretrain_loader(config(batch=SIZE), images)) == 1
-    with pytest.raises(ConfigError, match=f"{SIZE} images") as caught:
-        pretrain_loader(config(batch=SIZE + 1), images)
-    assert caught.value.key == "optimizer.batch_size"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

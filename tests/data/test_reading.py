@@ -64,7 +64,7 @@ AS_TORCHVISION: dict[str, bytes] = {
 
 
 def load_image(path: Path) -> Image.Image:
-    return decode_image(read_file(path), str(path))
+    return decode_image(read_file(path), lambda: str(path))
 
 
 def written(folder: Path, content: bytes) -> Path:
@@ -94,7 +94,7 @@ def test_eight_bits_are_as_torchvision_reads_them(kind: str, tmp_path: Path) -> 
     path = written(tmp_path, AS_TORCHVISION[kind])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = load_image(path), decode_image(AS_TORCHVISION[kind], "x")
+        found = load_image(path), decode_image(AS_TORCHVISION[kind], lambda: "x")
     for image in found:
         assert image.mode == "RGB"
         assert np.array_equal(np.asarray(image), np.asarray(pil_loader(str(path))))
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_named(kind: str, tmp_path: Path) -> None:
 def test_a_number_is_no_open_file(tmp_path: Path) -> None:
     wrong: Any = os.open(written(tmp_path, JPEG), os.O_RDONLY)
     with pytest.raises(UnreadableImage, match="neither a path nor an encoded image"):
-        decode_image(wrong, "a row")
+        decode_image(wrong, lambda: "a row")
     os.close(wrong)
 
 

@@ -49,9 +49,9 @@ def test_postscript_under_the_name_of_an_image(
         for number in range(24):
             (folder / label / f"{number}.png").write_bytes(POSTSCRIPT)
     with pytest.raises(UnreadableImage, match="it is no image of BMP"):
-        decode_image(read_file(folder / "0" / "0.png"), "0.png")
+        decode_image(read_file(folder / "0" / "0.png"), lambda: "0.png")
     with pytest.raises(UnreadableImage, match="it is no image of BMP"):
-        decode_image(POSTSCRIPT, "in.h5:0/0")
+        decode_image(POSTSCRIPT, lambda: "in.h5:0/0")
     config = make_config("simclr", data={"train_path": str(folder)})
     with pytest.raises(UnreadableImage, match="it is no image of BMP"):
         train(config, tmp_path / "other")

@@ -287,11 +287,6 @@ class BaseMomentumMethod(BaseMethod):
         return fill(BaseMethod.add_and_assert_specific_cfg(cfg), MOMENTUM_DEFAULTS)
 
     @property
-    def momentum_encoder(self) -> nn.Module:
-        """The release's name for the momentum backbone."""
-        return self.momentum_backbone
-
-    @property
     def learnable_params(self) -> list[dict[str, Any]]:
         """Adds the momentum classifier, if there is one."""
         if self.momentum_classifier is None:

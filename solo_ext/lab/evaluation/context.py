@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from torch import nn
-from torch.utils.data import Dataset, Subset
 
 from solo_ext import __version__
 from solo_ext.config.schema import DALI, CommonConfig, Crop
@@ -24,9 +24,15 @@ from solo_ext.config.schema import Images as ImagesSection
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, first_line, suggest_name
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.images import Split, class_names, images_fingerprint, open_images
+from solo_ext.data.images import (
+    Split,
+    class_names,
+    images_fingerprint,
+    open_images,
+    part_of,
+)
 from solo_ext.data.loaders import FixedLoader, fixed_loader
-from solo_ext.data.reading import Images, SkipUnreadable, name_of, targets_of
+from solo_ext.data.reading import Images, name_of, targets_of
 from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.lab.evaluation.features import (
     ALONE,
@@ -181,7 +187,7 @@ class EvalContext:
         def batches(indices: Sequence[int]) -> Generator[Rows]:
             part = images
             if len(indices) < len(images):
-                part = cast(Images, Subset(cast(Dataset[Any], images), indices))
+                part = part_of(images, np.asarray(indices))
             return feature_batches(backbone, self.loader(part), device=device, progress=report)
 
         size, (mean, std) = fixed_view(self.cfg)
@@ -291,19 +297,17 @@ def labelled_images(images: Images, data: ImagesSection, split: Split) -> Images
     >>> [images[index] for index in range(len(images))]
     [('a', 2), ('c', 0)]
     """
-    kept = [index for index, target in enumerate(targets_of(images)) if target >= 0]
+    kept = np.flatnonzero(np.asarray(targets_of(images)) >= 0)
     if len(kept) == len(images):
         return images
-    if not kept:
+    if not len(kept):
         raise ConfigError(
             f"data.{split}_path",
             data.path(split),
             f"none of its {len(images)} images has a label, and an evaluation needs some",
             "give class folders with data.train_path=... data.val_path=...",
         )
-    if isinstance(images, SkipUnreadable):
-        return cast(Images, SkipUnreadable(cast(Images, Subset(images.images, kept))))  # type: ignore[arg-type]
-    return cast(Images, Subset(cast(Dataset[Any], images), kept))
+    return part_of(images, kept)
 
 
 def same_classes(train: Images, val: Images, val_path: str) -> None:

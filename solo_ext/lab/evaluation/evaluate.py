@@ -11,12 +11,12 @@ from annotated_types import MinLen
 from pydantic import Field, create_model
 
 from solo_ext.config.check import validated
-from solo_ext.config.schema import Format, Free, HuggingFace, Streaming
+from solo_ext.config.schema import Free
 from solo_ext.core.errors import ConfigError, suggest_name
-from solo_ext.core.types import FolderName, Section
+from solo_ext.core.types import FolderName
 from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
 from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot
-from solo_ext.lab.evaluation.models import EvalRun
+from solo_ext.lab.evaluation.models import EvalData, EvalRun
 from solo_ext.lab.evaluation.pictures import FeatureMap, Neighbors
 from solo_ext.lab.evaluation.protocol import Protocol, Row, files_of, measure, protocols_of
 from solo_ext.lab.evaluation.scores import KNN, Clustering, Geometry, Retrieval
@@ -40,7 +40,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$")]
 _ABOUT = ("dataset", "classes", "train", "test", "files")
 
 
-class TransferData(Section):
+class TransferData(EvalData):
     """Another data set; by default its settings are those of the evaluation's images.
 
     >>> TransferData(train_path="flowers/train", val_path="flowers/val").format is None
@@ -49,9 +49,6 @@ class TransferData(Section):
 
     train_path: FolderName
     val_path: FolderName
-    format: Format | None = None
-    huggingface: HuggingFace | None = None
-    streaming: Streaming | None = None
 
 
 class Transfer(Protocol):

@@ -22,7 +22,6 @@ from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
@@ -70,8 +69,6 @@ def make_trainer(
         arguments.pop("sync_batchnorm", None)
     if arguments.get("profiler") in _PROFILERS:
         arguments["profiler"] = _PROFILERS[arguments["profiler"]](run_dir, "profile")
-    if arguments["strategy"] == "ddp":
-        arguments["strategy"] = DDPStrategy(find_unused_parameters=False)
     defaults = {
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 10,
