@@ -71,15 +71,6 @@ def ratios(seconds: Mapping[str, list[float]], name: str, to: str) -> tuple[floa
     return low, middle, high
 
 
-def race(
-    variants: Mapping[str, Work],
-    rounds: int,
-    warm: int = 10,
-) -> dict[str, dict[str, Any]]:
-    """The :func:`summary` beside the first of all variants, timed by :func:`take_turns`."""
-    return summary(take_turns(variants, rounds, warm), next(iter(variants)))
-
-
 def summary(seconds: Mapping[str, list[float]], to: str) -> dict[str, dict[str, Any]]:
     """Of each variant `ms`, its median, and the `ratio` and `quartiles` of :func:`ratios`."""
     found: dict[str, dict[str, Any]] = {}
@@ -137,13 +128,13 @@ def issue_seconds(work: Work) -> float:
     return spent
 
 
-def peak_mib(work: Work, device: str = "cpu") -> float:
-    """Largest sum of live allocations of one call beyond its inputs, in MiB."""
+def peak_bytes(work: Work, device: str = "cpu") -> int:
+    """Largest sum of live allocations of one call beyond its inputs, in bytes."""
     if device == "cuda":
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         work()
-        return (torch.cuda.max_memory_allocated() - held) / 2**20
+        return torch.cuda.max_memory_allocated() - held
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         result = work()
     del result
@@ -152,4 +143,4 @@ def peak_mib(work: Work, device: str = "cpu") -> float:
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         held += event.nbytes()
         most = max(most, held)
-    return most / 2**20
+    return most

@@ -26,7 +26,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from benchmarks.interleaved import race
+from benchmarks.interleaved import summary, take_turns
 from benchmarks.speed.turns import write_folders
 from solo_ext.config.compose import compose
 from solo_ext.core.files import append_lines
@@ -177,7 +177,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Races the sources at a size; prints and returns what was found."""
     made = {key: work(SOURCES[key], data, size, blur) for key in sources}
-    found = race({key: run for key, (_, run) in made.items()}, rounds, warm=1)
+    seconds = take_turns({key: run for key, (_, run) in made.items()}, rounds, warm=1)
+    found = summary(seconds, next(iter(made)))
     images = next(iter(made.values()))[0]
     print(f"{size} px, {name}, {images} images, two crops", flush=True)
     rows = []

@@ -26,7 +26,6 @@ import torch
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 from PIL import Image
-from torch.profiler import ProfilerActivity, profile
 
 from solo_ext import host
 from solo_ext.lab.training.prepare import prepare
@@ -81,32 +80,12 @@ DISTILLATION = ("protoseed", "seed")
 """Their heads have the sizes of the teacher's."""
 
 MakeConfig = Callable[..., dict[str, Any]]
-PeakBytes = Callable[[Callable[[], Any]], int]
 
 
 @pytest.fixture(scope="session")
 def loaded() -> host.Host:
     """The installed host, with the patches that change no number."""
     return host.load()
-
-
-@pytest.fixture(scope="session")
-def peak_bytes() -> PeakBytes:
-    """``peak_bytes(f)``: the largest sum of what ``f()`` has allocated at a time."""
-
-    def measure(run: Callable[[], Any]) -> int:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-            kept = run()
-        held = most = 0
-        events: list[Any] = trace.profiler.kineto_results.events()  # type: ignore[union-attr]
-        memory = [e for e in events if e.name() == "[memory]"]
-        for event in sorted(memory, key=lambda e: e.start_ns()):
-            held += event.nbytes()
-            most = max(most, held)
-        del kept
-        return most
-
-    return measure
 
 
 @pytest.fixture(scope="session")

@@ -41,24 +41,16 @@ class Row(NamedTuple):
     Attributes:
         ours: its cost.
         plain: that of the plain form; of a step there is none.
-        reason: why its bound is known to be missed; empty where it is to be met.
     """
 
     label: str
     ours: Cost
     plain: Cost | None
-    reason: str
 
     def met(self, gpu: GPU) -> bool:
         """Whether ours is estimated no slower than the plain form, and the host never waits."""
         slower = self.plain and self.ours.milliseconds(gpu) > self.plain.milliseconds(gpu)
         return not slower and not self.ours.waits
-
-    def fault(self, gpu: GPU) -> str:
-        """What is wrong with it: a bound that is missed, or met although it is said not to be."""
-        if self.met(gpu):
-            return "is met: take its reason out of the table" if self.reason else ""
-        return "" if self.reason else "is missed"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; every one is an estimate."""
@@ -67,7 +59,6 @@ class Row(NamedTuple):
             "ours": _json(self.ours),
             "plain": None if self.plain is None else _json(self.plain),
             "met": {name: self.met(gpu) for name, gpu in GPUS.items()},
-            "known miss": self.reason,
         }
 
 
@@ -104,7 +95,7 @@ class Operation(NamedTuple):
             ours, plain = (cost_of(on_device(works[n], "cuda")) for n in (self.ours, self.plain))
             for shape in self.unit:
                 plain += cost_of(on_device(partial(_normalise, *shape), "cuda"))
-        return Row(self.label, ours, Cost(plain), "")
+        return Row(self.label, ours, Cost(plain))
 
 
 def _normalise(rows: int, width: int, learns: bool) -> None:
@@ -179,14 +170,14 @@ def k_means_pass() -> Row:
         part = cost_of(lambda: search(points[: POINTS // PART], means, means.double().mean(0)))
     moved = 4 * WIDTH * (POINTS + CLUSTERS * math.ceil(POINTS / BLOCK)) + 4 * POINTS
     ours.append(Kernel("flash_kmeans", moved, 2 * POINTS * CLUSTERS * WIDTH, "tf32"))
-    return Row("k-means pass 1.28M to 100k", ours, Cost(part * PART), "")
+    return Row("k-means pass 1.28M to 100k", ours, Cost(part * PART))
 
 
 def step(method: str) -> Row:
     """A whole step of the method's config."""
     with fake_cuda():
         cost = cost_of(steps.step(steps.CONFIGS[method]))
-    return Row(f"step of {method}", cost, None, "")
+    return Row(f"step of {method}", cost, None)
 
 
 ROWS: dict[str, Callable[[], Row]] = {

@@ -18,7 +18,7 @@ from benchmarks.interleaved import (
     by_clock,
     by_cuda_events,
     issue_seconds,
-    peak_mib,
+    peak_bytes,
     ratios,
     summary,
     take_turns,
@@ -113,7 +113,7 @@ class Case(NamedTuple):
         details = summary(seconds, OURS)
         if not few:
             for name, work in works.items():
-                details[name]["mib"] = peak_mib(work, effort.device)
+                details[name]["mib"] = peak_bytes(work, effort.device) / 2**20
         if effort.device == "cuda":
             for name, work in works.items():
                 details[name]["issue_ms"] = 1e3 * min(issue_seconds(work) for _ in range(5))

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 JOB_SIGNALS = tuple(
     getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, n)
 )
+"""Ctrl-C, SIGTERM from whoever ends a job, and SIGUSR1, which SLURM can send before time is up."""
 _OUT_OF_MEMORY = tuple(getattr(signal, n) for n in ("SIGKILL", "SIGBUS") if hasattr(signal, n))
 """Signals that end a worker when the system runs out of memory or shared memory."""
 _SECONDS_TO_END = 1.0

@@ -1,4 +1,4 @@
-"""Runs that Lightning starts once per process, for ``test_footprint.py``.
+"""Runs of ``test_footprint.py`` and ``test_collectives.py``; Lightning starts each process.
 
 python traffic_run.py FOLDER, which holds ``configs.json``: runs by name
 """
@@ -32,14 +32,17 @@ def size(tensors: Any) -> int:
 
 
 class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up what this process gives to the collectives of torch, those of DDP included."""
+    """Counts calls of torch's collectives and what this process gives them, DDP's included."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
+        if func.namespace == "c10d":
+            self.calls[name.rstrip("_")] += 1
         if func.namespace == "c10d" and name != "barrier":
             # Of an all-gather the second argument is what a process brings along.
             own = args[1] if name == "allgather_" else args[0]
@@ -54,11 +57,11 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Notes(Callback):
-    """Logs a number; saves the bytes of every E-step, of a step, and of what this rank holds."""
+    """Logs a number; saves calls of all steps, bytes of E-steps, a step, and what a rank holds."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.collectives = file, Collectives()
-        self.found: dict[str, Any] = {"e_steps": []}
+        self.found: dict[str, Any] = {"e_steps": [], "calls": []}
 
     def on_train_start(self, trainer: Any, method: Any) -> None:
         # Left again in another hook, which `with` cannot do.
@@ -69,9 +72,11 @@ class Notes(Callback):
 
     def on_train_batch_start(self, trainer: Any, method: Any, batch: Any, batch_idx: int) -> None:
         taken = self.collectives.taken()
+        calls, self.collectives.calls = dict(self.collectives.calls), Counter()
         if batch_idx == 0:
             self.found["e_steps"].append(taken)
         else:
+            self.found["calls"].append(calls)
             self.found.setdefault("step", taken)
 
     def on_train_batch_end(

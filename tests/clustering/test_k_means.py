@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.interleaved import peak_bytes
 from solo_ext.clustering import (
     Clustering,
     cluster_concentration,
@@ -163,7 +164,7 @@ def test_granularities_are_independent() -> None:
     assert same(warm[1], kmeans(x, 9, init=found[1].means, iterations=2))
 
 
-def test_memory_is_bounded(peak_bytes: Any) -> None:
+def test_memory_is_bounded() -> None:
     n, k = 40_000, 500
     x = sample(n, 8, dtype=torch.float32)
     peak = peak_bytes(lambda: kmeans(x, k, iterations=3))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.interleaved import peak_bytes
 from solo_ext.clustering import kmeans, relocation
 from solo_ext.clustering.relocation import Relocation, halves, merge_costs
 from solo_ext.clustering.rows import exact_scale, on_grid, rows_of
@@ -179,7 +178,7 @@ def test_order_and_repetition_do_not_matter() -> None:
     assert first.objective < kmeans(x, 40, init=init, iterations=4, relocate=False).objective
 
 
-def test_memory_is_bounded(peak_bytes: Any) -> None:
+def test_memory_is_bounded() -> None:
     n, k = 20_000, 4000
     x = torch.randn(n, 8, generator=torch.Generator().manual_seed(0))
     rows = rows_of(x, None, False)

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.interleaved import peak_bytes
 from solo_ext.core import distributed
 from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast, two_view_fits
 from solo_ext.losses import debiased_loss_func, hard_negative_loss_func, nt_xent_loss_func
@@ -22,7 +23,6 @@ from solo_ext.losses.contrastive import (
     contrastive,
     two_view_terms,
 )
-from tests.conftest import PeakBytes
 from tests.kernels.conftest import Force, Launches, Tiled, unit
 
 N, K, P, D = 5, 9, 2, 4
@@ -152,7 +152,7 @@ def test_single_precision_keeps_up(
         torch.testing.assert_close(one.double(), two, rtol=2e-3, atol=least)
 
 
-def test_memory_is_a_tenth_of_the_plain_form_s(peak_bytes: PeakBytes) -> None:
+def test_memory_is_a_tenth_of_the_plain_form_s() -> None:
     rows = F.normalize(torch.randn(4096, 64), dim=1).requires_grad_()
     own = torch.stack((torch.arange(4096), torch.arange(4096).roll(2048)), 1)
     positives = torch.zeros(4096, 1)
@@ -278,9 +278,7 @@ def test_two_views_at_once_are_taken_where_they_fit(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("loss", [nt_xent_loss_func, debiased_loss_func, hard_negative_loss_func])
-def test_two_views_take_few_launches_and_matrices(
-    launches: Launches, peak_bytes: PeakBytes, loss: Any
-) -> None:
+def test_two_views_take_few_launches_and_matrices(launches: Launches, loss: Any) -> None:
     """Loss, gradient and what is logged; the form in blocks takes about twice as many."""
     given = [z.detach().float().requires_grad_() for z in views(256, 128)]
     assert launches(lambda: torch.autograd.grad(loss(*given), given)) <= 60

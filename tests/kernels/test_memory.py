@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.interleaved import peak_bytes
 from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.kernels.tables import table_logsumexp
 from solo_ext.losses import proto_nce_loss_func, protocpc_step, seed_loss_func
-from tests.conftest import PeakBytes
 from tests.kernels import conftest
 
 N, D = 256, 8
@@ -51,7 +51,7 @@ def of_seed(rows: int) -> Work:
     ],
 )
 def test_memory_does_not_grow_with_the_table(
-    peak_bytes: PeakBytes, work: Callable[[int], Work], growth: float, request: Any
+    work: Callable[[int], Work], growth: float, request: Any
 ) -> None:
     small, large = peak_bytes(work(8192)), peak_bytes(work(65536))
     assert small > 2**20, "the tile itself must be seen"
@@ -64,7 +64,7 @@ def test_memory_does_not_grow_with_the_table(
 @pytest.mark.parametrize(("dtype", "share"), [(None, 1.0), (torch.bfloat16, 0.5)])
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_step_of_protocpc_holds_the_teachers_exponentials_alone(
-    peak_bytes: PeakBytes, learns: bool, dtype: torch.dtype | None, share: float
+    learns: bool, dtype: torch.dtype | None, share: float
 ) -> None:
     """And a gradient; the samples' blocks are a constant."""
     size = 2**17
@@ -84,7 +84,7 @@ def test_a_step_of_protocpc_holds_the_teachers_exponentials_alone(
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("collisions", ["paper", "merge"])
 def test_proto_nce_does_not_grow_with_what_is_drawn(
-    peak_bytes: PeakBytes, dtype: torch.dtype | None, collisions: Any
+    dtype: torch.dtype | None, collisions: Any
 ) -> None:
     """But by the drawn ids and their concentrations, a few numbers for each."""
     count, dim, size = 64, 128, 2**15

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.interleaved import peak_bytes
 from solo_ext.kernels.mixed_logsumexp import MixDraws, MixedLogSumExp, mixed_logsumexp
 from solo_ext.losses.mochi import draw_mixes
-from tests.conftest import PeakBytes
 from tests.kernels.conftest import Tiled, slope, unit
 
 N, K, D, HARD = 5, 11, 4, 4
@@ -134,7 +134,7 @@ def test_single_precision_keeps_up() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
-def test_memory_is_a_twenty_fifth_of_the_plain_form_s(peak_bytes: PeakBytes) -> None:
+def test_memory_is_a_twenty_fifth_of_the_plain_form_s() -> None:
     query = F.normalize(torch.randn(128, 128), dim=1).requires_grad_()
     table = F.normalize(torch.randn(16384, 128), dim=1)
     draws = draw_mixes(query, 1024, 1024, 128)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.interleaved import peak_bytes
 from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
 from tests.memory.conftest import through_a_file
@@ -168,6 +167,6 @@ def test_writes_all_three_alike_in_a_ring(sizes: list[int]) -> None:
     assert support.indices.dtype == support.labels.dtype == torch.int64
 
 
-def test_update_allocates_nothing(peak_bytes: Any) -> None:
+def test_update_allocates_nothing() -> None:
     support, keys, ids = SupportSet(4096, 4), unit(300), torch.arange(300)
     assert peak_bytes(lambda: [support.update_(keys, ids, ids) for _ in range(20)]) == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks.interleaved import peak_mib, ratios
+from benchmarks.interleaved import peak_bytes, ratios
 from benchmarks.speed.counting import synchronisations
 from benchmarks.speed.target import Effort, Finding, Measured, at_most
 from benchmarks.speed.turns import a_teacher, race_trainers, train, training_images
@@ -195,7 +195,7 @@ class Watch(Callback):
             if batch_idx != 1:
                 return step(batch, batch_idx)
             held: list[Any] = []
-            self.mib = peak_mib(lambda: held.append(step(batch, batch_idx)), self.device)
+            self.mib = peak_bytes(lambda: held.append(step(batch, batch_idx)), self.device) / 2**20
             return held[0]
 
         pl_module.training_step = training_step

@@ -217,7 +217,8 @@ def _data(args: argparse.Namespace) -> Any:
 
     from solo_ext.config.check import validated
     from solo_ext.config.compose import apply_overrides, parse
-    from solo_ext.config.schema import Images, Section
+    from solo_ext.config.schema import Images
+    from solo_ext.core.types import Section
     from solo_ext.data.convert import convert
     from solo_ext.data.images import open_images
 
@@ -225,7 +226,7 @@ def _data(args: argparse.Namespace) -> Any:
     apply_overrides(settings, parse(args.overrides))
     given: Any = OmegaConf.to_container(settings)
     # Only settings of data are read here; any other is an unknown key.
-    kind = create_model("Conversion", __base__=Section, data=(Images, ...))
+    kind: Any = create_model("Conversion", __base__=Section, data=(Images, ...))
     images = open_images(validated(kind, given).data, args.split)
     with _progress_bars() as progress:
         report = functools.partial(progress, "images")

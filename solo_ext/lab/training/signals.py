@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from solo_ext.core import distributed
+from solo_ext.data.workers import JOB_SIGNALS
 
 logger = logging.getLogger(__name__)
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, SIGTERM from whoever ends a job, and SIGUSR1, which SLURM can send before time is up."""
 _STANDARD_ERROR = 2
 _SECONDS, _MOST_STEPS = 5.0, 10_000
 """Approximate time between two exchanges of several processes, and the most steps."""
@@ -42,7 +41,7 @@ class StopSignals:
         """Replaces the handlers of the signals; outside the main thread it does nothing."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return
-        for number in SIGNALS:
+        for number in JOB_SIGNALS:
             self._before[number] = signal.signal(number, self._note)
 
     def leave(self) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from solo_ext import host
 from tests.conftest import MakeConfig, json_lines
@@ -16,6 +17,7 @@ from tests.scripts import run_script
 
 pytestmark = pytest.mark.slow
 
+TESTS = Path(__file__).parents[2]
 RANKS, BATCH, LOGGED = 2, 4, 3
 """Processes, images of each and step, and every how many steps Lightning logs."""
 EXPECTED: dict[str, tuple[int, int, str]] = {
@@ -87,7 +89,7 @@ def ran(
         config = two_steps(make, method, RANKS, BATCH, log_every_n_steps=LOGGED)
         configs[method] = config | {"checkpoint": {"frequency": 100}}
     (folder / "configs.json").write_text(json.dumps(configs))
-    run_script(Path(__file__).with_name("collectives_run.py"), folder, timeout=900)
+    run_script(TESTS / "benchmarks" / "traffic_run.py", folder, timeout=900)
     return folder
 
 
@@ -95,7 +97,7 @@ def ran(
 @pytest.mark.parametrize("method", methods())
 def test_step(ran: Path, method: str) -> None:
     """DDP sums the gradients and sends the statistics of batch norm; the rest is in the tables."""
-    steps: Steps = json.loads((ran / f"{method}-0.json").read_text())
+    steps: Steps = torch.load(ran / f"{method}-0.pt")["calls"]
     # Some steps log; one rebuilds DDP's buckets; every five seconds one looks for signals.
     (step,) = (dict(calls) for calls, _ in Counter(tuple(s.items()) for s in steps).most_common(1))
     sums, gathers, _ = {**EXPECTED, **BUILTIN[host.load().info.generation]}.get(method, (0, 0, ""))

@@ -18,9 +18,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from solo_ext.core.errors import StoppedBySignal
+from solo_ext.data.workers import JOB_SIGNALS as SIGNALS
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
-from solo_ext.lab.training.signals import SIGNALS
 from tests import forks
 from tests.conftest import MakeConfig
 from tests.lab.training.same_run import command_of, same_weights, train
