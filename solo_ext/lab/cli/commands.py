@@ -226,8 +226,9 @@ def _data(args: argparse.Namespace) -> Any:
     apply_overrides(settings, parse(args.overrides))
     given: Any = OmegaConf.to_container(settings)
     # Only settings of data are read here; any other is an unknown key.
-    kind: Any = create_model("Conversion", __base__=Section, data=(Images, ...))
-    images = open_images(validated(kind, given).data, args.split)
+    kind = create_model("Conversion", __base__=Section, data=(Images, ...))
+    checked: Any = validated(kind, given)
+    images = open_images(checked.data, args.split)
     with _progress_bars() as progress:
         report = functools.partial(progress, "images")
         done = convert(images, Path(args.out), args.shard_mb << 20, report)
