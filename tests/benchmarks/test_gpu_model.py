@@ -237,7 +237,7 @@ def test_rows_as_json_and_the_record(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / program.RECORD).parent.mkdir(parents=True)
-    monkeypatch.setattr(program, "ROWS", {"a row": lambda: Row("a row", MANY, FEW, "known")})
+    monkeypatch.setattr(program, "ROWS", {"a row": lambda: Row("a row", MANY, FEW)})
     assert program.main(["--json"]) == 0
     printed = capsys.readouterr().out
     about, row = map(json.loads, printed.splitlines())
