@@ -16,6 +16,7 @@ import numpy as np
 from solo_ext.core.draws import derive_seed, permutation
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, atomic_write, locked, read_jsonl, write_text
+from solo_ext.data.huggingface import HuggingFaceImages
 from solo_ext.data.images import class_names, images_fingerprint
 from solo_ext.data.reading import (
     EncodedImages,
@@ -84,24 +85,32 @@ def convert(
             left.unlink()
         if (out / INDEX).exists():
             raise UserError(f"{str(out)!r} holds shards already; name another folder with --out")
-        source = images.images if isinstance(images, SkipUnreadable) else images
         what = {
-            "images": images_fingerprint(source),
+            "images": images_fingerprint(images, by_name=True),
             "count": len(images),
-            "skip": source is not images,
+            "skip": isinstance(images, SkipUnreadable),
             "shard_bytes": shard_bytes,
         }
+        source = unwrap_dataset(images, [])[0]
+        if isinstance(source, HuggingFaceImages):
+            # What identifies a table by name is its labels alone.
+            what["table"] = source.fingerprint or _names(source)
         found = read_jsonl(out / STARTED)
         if not found:
             append_lines(out / STARTED, [what])
         started, *shards = found or [what]
-        # Without a fingerprint the images of the first shards may have been others.
-        if started != what or (shards and what["images"] is None):
+        if started != what:
             raise UserError(
                 f"{str(out)!r} holds a conversion of other images, or into shards of another size; "
                 "name another folder, or remove it"
             )
         return _converted(images, out, shard_bytes, progress, shards)
+
+
+def _names(table: HuggingFaceImages) -> str:
+    """A digest of the files that a table names."""
+    names = "\n".join(table.name_of(index) for index in range(len(table)))
+    return hashlib.sha256(os.fsencode(names)).hexdigest()
 
 
 def _converted(

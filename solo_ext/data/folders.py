@@ -41,6 +41,7 @@ _FLUSH_EVERY = 2**20
 _SETTLED = 2_000_000_000
 """Nanoseconds after which another change of a folder is sure to get another timestamp."""
 _FILES = "names", "starts", "targets"
+_LABELLED = re.compile(r"(.*?)[ \t]+([^ \t]+)")
 _NUMBER = re.compile(r"0|-?[1-9]\d{0,5}")
 """Labels of this form are class numbers, if all labels of a list have it."""
 _DECIMAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -363,7 +364,9 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
                     continue
                 name, label = line, "-1"
                 if labelled:
-                    name, label = ["", *line.rsplit(maxsplit=1)][-2:]
+                    # `str.rsplit` would also split at other spaces than these two, as U+00A0.
+                    found = _LABELLED.fullmatch(line)
+                    name, label = found.groups() if found else ("", line)
                 if not name:
                     raise refusal(f"line {number} has no label")
                 path = file.parent / name

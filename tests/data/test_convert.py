@@ -187,3 +187,4 @@ def test_refuses_rows_that_may_be_others(
         convert(images, tmp_path / "out", 500, end)
     with pytest.raises(UserError, match="conversion of other images"):
         convert(other, tmp_path / "out", 500)
+    assert convert(images, tmp_path / "out", 500).images == 12

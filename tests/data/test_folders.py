@@ -107,6 +107,8 @@ def test_relative_paths_with_spaces(images: Path, tmp_path: Path) -> None:
     (place / "a\ttab.png").write_bytes((place / "an image.png").read_bytes())
     (tmp_path / "list.txt").write_text("a folder/a\ttab.png\t some-class")
     assert files_of(opened(tmp_path / "list.txt")) == [str(place / "a\ttab.png")]
+    (tmp_path / "list.txt").write_text("a folder/an image.png\tgreat\u00a0tit")
+    assert class_names(opened(tmp_path / "list.txt")) == ["great\u00a0tit"]
     (tmp_path / "list.txt").write_text("a folder/an image.png")
     bare = opened(tmp_path / "list.txt", no_labels=True)
     assert bare[0][1] == -1
