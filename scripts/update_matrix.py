@@ -1,15 +1,12 @@
 """Writes docs/benchmarks/matrix.md from the records of ``pytest -m matrix``.
 
-python scripts/update_matrix.py            # from results/matrix/records.jsonl
-python scripts/update_matrix.py --check    # fails when the page is not what the records say
+python scripts/update_matrix.py    # from results/matrix/records.jsonl
 
-Either fails where a cell is missing, or failed.
+It fails where a cell is missing, or failed.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -53,27 +50,17 @@ Written by `python scripts/update_matrix.py` from the records of `pytest -m matr
 """
 
 
-def main() -> int:
-    """Writes or compares."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true")
-    args = parser.parse_args()
+def page() -> str:
+    """What the records say.
+
+    Raises:
+        SystemExit: a cell is missing, or failed.
+    """
     records = hosts(read_jsonl(RECORDS))
-    if not records:
-        print(f"{RECORDS}: no records; run pytest -m matrix", file=sys.stderr)
-        return 2
     lacking = [name for record in records for name in missing(record)]
-    if lacking:
-        print(f"{RECORDS} lacks {', '.join(lacking)}; run pytest -m matrix", file=sys.stderr)
-        return 2
-    wanted = HEAD + "".join(map(section, records))
-    if PAGE.is_file() and PAGE.read_text() == wanted:
-        return 0
-    if args.check:
-        print(f"{PAGE}: not what the records say; run {Path(__file__).name}", file=sys.stderr)
-        return 1
-    write_text(PAGE, wanted)
-    return 0
+    if lacking or not records:
+        raise SystemExit(f"{RECORDS} lacks {', '.join(lacking) or 'all'}; run pytest -m matrix")
+    return HEAD + "".join(map(section, records))
 
 
 def hosts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -174,4 +161,4 @@ def _cell(cell: dict[str, Any], notes: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write_text(PAGE, page())

@@ -11,6 +11,10 @@ import pytest
 PAGE = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "update_matrix.py"))
 
 
+def test_page_is_what_the_records_say() -> None:
+    assert PAGE["PAGE"].read_text() == PAGE["page"](), "run scripts/update_matrix.py"
+
+
 def cell(word: str, why: str = "", commit: str = "aaaa") -> dict[str, Any]:
     versions = {"fingerprint": "1b2c", "torch": "2.15", "lightning": "2.6.6", "python": "3.11"}
     return {"word": word, "why": why, "code": {"version": "0.1", "commit": commit}, **versions}
