@@ -13,7 +13,7 @@ from solo_ext.data.images import open_images
 from solo_ext.data.loaders import ResumableLoader, fixed_loader, pretrain_loader
 from solo_ext.data.reading import Images
 from solo_ext.data.transforms import eval_transform
-from solo_ext.data.views import EpochSampler, TrainingViews
+from solo_ext.data.views import EpochSampler
 from tests.data.making import epochs, run_of, same, save_image, section
 
 SIZE, BATCH = 22, 4
@@ -112,20 +112,6 @@ def test_the_place_is_that_of_the_epoch_sent_to(images: Images, expected: list[A
     assert loader.state_dict() == {"epoch": 1, "batches": 1}
     loader.order.set_epoch(2)
     assert loader.state_dict() == {"epoch": 2, "batches": 0}
-
-
-@pytest.mark.parametrize("batches", [0, 2])
-def test_ranks_resume_their_own_share(images: Images, batches: int) -> None:
-    views = TrainingViews(images, pretrain_loader(config(), images).dataset.transform, 5)  # type: ignore[attr-defined]
-    shares = []
-    for rank in range(2):
-        loader = ResumableLoader(views, EpochSampler(SIZE, 5, 2, rank), 3, 0)
-        whole = list(loader)
-        assert len(whole) == len(loader) == 3
-        loader.load_state_dict({"epoch": 0, "batches": batches})
-        assert same(list(loader), whole[batches:])
-        shares.append({i for batch in whole for i in batch[0].tolist()})
-    assert shares[0].isdisjoint(shares[1])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

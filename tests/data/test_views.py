@@ -144,16 +144,6 @@ def test_ranks_together_are_one_process() -> None:
     assert [sample for pair in zip(*shares, strict=True) for sample in pair] == alone
 
 
-def test_set_epoch_keeps_the_place_within_the_current_one() -> None:
-    """A trainer names the epoch again when it resumes within it."""
-    sampler = EpochSampler(10, 0)
-    sampler.epoch, sampler.start = 3, 4
-    sampler.set_epoch(3)
-    assert (sampler.epoch, sampler.start) == (3, 4)
-    sampler.set_epoch(4)
-    assert (sampler.epoch, sampler.start) == (4, 0)
-
-
 def test_an_epoch_under_way_keeps_its_number() -> None:
     sampler = EpochSampler(10, 0)
     under_way = iter(sampler)

@@ -110,12 +110,6 @@ def test_devices_share_the_batch(tiny: dict[str, Any]) -> None:
         make_plan(checked_benchmark(tiny), devices=2, nodes=3)
 
 
-def test_a_run_without_checkpoints(tiny: dict[str, Any]) -> None:
-    tiny["datasets"]["digits"]["changes"].append("checkpoint.enabled=false")
-    with pytest.raises(ConfigError, match=r"checkpoint.enabled=false: a benchmark evaluates the"):
-        make_plan(checked_benchmark(tiny))
-
-
 def test_budgets_that_are_one_run(tiny: dict[str, Any]) -> None:
     tiny["budgets"] = {"three": [], "also": ["max_epochs=3"]}
     with pytest.raises(ConfigError, match=r"^budgets=\['three', 'also'\]: are the same run"):
@@ -278,11 +272,3 @@ def test_a_key_is_of_the_code_of_another_packages_method(
     second = keys()
     assert len({found["debiased"] for found in (ours, first, second)}) == 3
     assert ours["simclr"] == first["simclr"] == second["simclr"]
-
-
-@pytest.mark.parametrize("change", ["data.no_labels=true", "data.val_path=null"])
-def test_runs_that_could_not_be_evaluated_are_refused(tiny: dict[str, Any], change: str) -> None:
-    """Before the first one trains."""
-    changes = [*tiny["datasets"]["digits"]["changes"], change]
-    with pytest.raises(ConfigError, match=f"{change}: a benchmark evaluates on labelled images"):
-        planned(tiny, datasets={"digits": {"changes": changes}})

@@ -24,7 +24,7 @@ def _as_list(images: Path, file: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("kind", ["image_folder", "list", "h5", "huggingface", "dali", "skip"])
+@pytest.mark.parametrize("kind", ["list", "h5", "huggingface", "dali", "skip"])
 def test_every_format_parts_the_same_way(kind: str, images: Path, tmp_path: Path) -> None:
     """Each holds the same images in the same order, so each holds out the same."""
     path = images

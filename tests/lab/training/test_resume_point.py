@@ -80,25 +80,6 @@ def test_none_that_can_be_read(make_config: MakeConfig, tmp_path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_another_runs_checkpoint_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
-    before = (run / CONFIG).read_text()
-    changes: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"seed": 6}, "seed: 5.0 -> 6.0"),
-        ({"method_kwargs": {"tau_plus": 0.2}}, "method_kwargs.tau_plus: 0.1 -> 0.2"),
-        ({"max_epochs": 3}, "max_epochs: 2.0 -> 3.0"),
-        ({"data": {"fraction": 0.5}}, "data.fraction: -1.0 -> 0.5"),
-    )
-    for change, told in changes:
-        changed = prepare(make_config("debiased", **({"max_epochs": 2} | change)))
-        with pytest.raises(UserError, match="is of another run") as caught:
-            pretrain(changed, run_dir=run, show_progress=False)
-        assert told in str(caught.value)
-        assert "--force" in str(caught.value)
-        assert (run / CONFIG).read_text() == before
-
-
-@pytest.mark.fault
 @pytest.mark.parametrize(
     ("method", "other", "upstream", "says"),
     [

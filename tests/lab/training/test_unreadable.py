@@ -27,7 +27,6 @@ from tests.lab.training.same_run import (
     final,
     same_weights,
     train,
-    train_killed,
     weights,
 )
 
@@ -90,22 +89,6 @@ def test_skipped_ones_are_named_and_counted(
         assert {str(Path(n).relative_to(faulty)) for n in record[split]["unreadable"]} == set(
             BROKEN
         )
-
-
-@pytest.mark.slow
-def test_resumed_is_the_same(make_config: MakeConfig, faulty: Path, tmp_path: Path) -> None:
-    changes = {
-        "data": data(faulty),
-        "max_epochs": 2,
-        "optimizer": {"batch_size": 8},
-        "checkpoint": {"every_n_steps": 2},
-    }
-    config = make_config("mocov2plus", **changes)
-    train(config, tmp_path / "whole")
-    train_killed(config, tmp_path / "parts", 8)
-    resume(tmp_path / "parts")
-    assert same_weights(tmp_path / "whole", tmp_path / "parts")
-    assert named(tmp_path / "parts", faulty) == set(BROKEN)
 
 
 STAND_INS = {"0/3": "0/4", "0/15": "0/2", "1/0": "1/1", "2/9": "0/0"}
