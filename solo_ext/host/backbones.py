@@ -160,7 +160,7 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
         model = timm.create_model(name, **arguments)
         if weights:
             # Load the weights here: some versions of timm accept files that contain code. NumPy's
-            # archives, of which the oldest ViTs are, may be compressed.
+            # archives, as which the first ViTs were published, may be compressed.
             if not str(weights).lower().endswith(".npz"):
                 check_archive(Path(weights))
             load_checkpoint(model, weights, weights_only=True)

@@ -129,6 +129,15 @@ def run_here(given: dict[str, Any], out: Path) -> None:
     run_benchmark(settings, make_plan(settings), out, in_this_process)
 
 
+@pytest.mark.parametrize("text", ["", "[1, 2]"])
+def test_a_folder_with_no_settings_in_their_file(
+    text: str, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    (tmp_path / "benchmark.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"no benchmark.yaml with settings in it"):
+        run_here(tiny, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize(("number", "to_all"), [("SIGINT", True), ("SIGTERM", False)])
