@@ -131,8 +131,7 @@ class Attack(RuleBasedStateMachine):
         began = any(file.suffix == ".ckpt" for file in world.files())
         as_before = change.startswith("data.num_workers")
         same_numbers = as_before or change.startswith("log_every_n_steps")
-        other = began and world.as_begun and not force and not same_numbers
-        refused = "--resume" in words or other
+        refused = began and world.as_begun and not force and not same_numbers
         said = world.command("pretrain", *words, fails=refused)
         # The directory now holds a run of other settings, or a part of one, or its log other lines.
         world.as_begun &= said.code != 0 or as_before

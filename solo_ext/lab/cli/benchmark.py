@@ -56,7 +56,9 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
     if not scores:
         return every
     file = write_tuned(settings, trials, scores, out)
-    say(args, f"next  solo-ext benchmark run {file}")
+    # By default runs of every tuned.yaml would have one folder in common.
+    of_tuned = out.with_name(f"{Path(args.config).stem}-tuned")
+    say(args, f"next  solo-ext benchmark run {file} --out {of_tuned}")
     return {**every, "tuned": str(file)}
 
 

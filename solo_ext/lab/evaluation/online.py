@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import shutil
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -15,7 +17,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
-from rich.console import Console
 from torch.distributed import distributed_c10d
 
 from solo_ext.config.schema import RunConfig
@@ -116,7 +117,9 @@ class OnlineEvaluation(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics({**accuracies, "epochs_done": epoch}, step=step)
             found = "  ".join(f"{k}={v:.2f}" for k, v in accuracies.items())
-            Console(stderr=True, highlight=False).print(f"epochs done {epoch}  {found}")
+            # Do not end the run because the terminal is closed or the disk of a log is full.
+            with contextlib.suppress(OSError):
+                print(f"epochs done {epoch}  {found}", file=sys.stderr, flush=True)
 
 
 def on_first(work: Callable[[], T], device: torch.device) -> T | None:

@@ -43,12 +43,7 @@ class KNN(FeatureProtocol):
     temperature: Annotated[list[PositiveFloat], MinLen(1)] = [0.07, 0.1]
 
     def measure(self, features: Features) -> list[Row]:
-        """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``.
-
-        >>> rows = torch.eye(6), torch.arange(6)
-        >>> KNN(k=[1], temperature=[0.1]).measure(Features(rows, rows, list("abcdef")))
-        [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}]
-        """
+        """One row per k and temperature: ``k``, ``temperature``, ``acc1``, ``acc5``."""
         (bank, labels), (queries, targets) = features.train, features.test
         scores = knn_accuracy(
             queries, targets, bank, labels, ks=self.k, temperatures=self.temperature

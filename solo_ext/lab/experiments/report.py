@@ -57,7 +57,7 @@ def write_report(folder: Path, out: Path | None = None) -> list[Path]:
     title, sections = every[0].settings.title, benchmark_sections(every[0])
     if inner:
         claims: list[Block] = [claims_table(every), Paragraph(claims_remark(every))]
-        title, sections = folder.name, [Section("Claims", claims)]
+        title, sections = folder.resolve().name, [Section("Claims", claims)]
         for results in every:
             first, *others = benchmark_sections(results)
             sections += [Section(results.settings.title, first.blocks), *others]

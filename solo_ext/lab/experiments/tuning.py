@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from scipy.stats import qmc
 
+from solo_ext.config.schema import Scheduler
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import write_text
 from solo_ext.lab.experiments.plan import PlannedRun, composed
@@ -96,7 +97,11 @@ def trial_settings(
 
 
 def _check_rungs(rungs: Sequence[int], name: str, config: Mapping[str, Any]) -> None:
-    epochs, warmup = config["max_epochs"], config["scheduler"].get("warmup_epochs") or 0
+    epochs, schedule = config["max_epochs"], config["scheduler"]
+    default = Scheduler.model_fields["warmup_epochs"].default
+    # Other schedules have no warm-up, whatever is set.
+    warms_up = schedule["name"] == "warmup_cosine"
+    warmup = schedule.get("warmup_epochs", default) or 0 if warms_up else 0
     ascending = [*rungs, epochs]
     if ascending != sorted(set(ascending)):
         problem = f"do not ascend to the {epochs} epochs of {name}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import signal
 import time
@@ -21,7 +20,6 @@ from solo_ext.lab.training.lightning_internals import (
     when_step_is_complete,
 )
 from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints
-from solo_ext.lab.training.run_dir import Checkpoint as CheckpointFile
 from solo_ext.lab.training.signals import Agreement, StopSignals, requeue
 
 
@@ -57,7 +55,7 @@ class RunCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.is_global_zero:
-            for torn in self.run_dir.glob(f".{glob.escape(self.stem)}-ep=*.saving"):
+            for torn in self.run_dir.glob(".*-ep=*.saving"):
                 torn.unlink(missing_ok=True)
         self._saved_at = time.monotonic()
         self.signals.listen()
@@ -69,9 +67,9 @@ class RunCheckpoint(Checkpoint):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Tidy up here too: a run that was killed between its last checkpoint and the removal of the
         # one before it has nothing left to train or to save when it is resumed.
-        held = [one.path for one in self._checkpoints()]
+        held = checkpoints(self.run_dir)
         if trainer.is_global_zero and held:
-            self._rotate(held[-1])
+            self._rotate(held[-1].path)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -166,7 +164,7 @@ class RunCheckpoint(Checkpoint):
         keep = self.settings.keep_prev
         others = [
             held.path
-            for held in self._checkpoints()
+            for held in checkpoints(self.run_dir)
             if held.path != newest and (held.step is not None or not keep)
         ]
         if not others:
@@ -175,8 +173,3 @@ class RunCheckpoint(Checkpoint):
         for path in (*self.run_dir.glob(f"*.ckpt{PREVIOUS}"), *older):
             path.unlink(missing_ok=True)
         os.replace(last, last.with_name(last.name + PREVIOUS))
-
-    def _checkpoints(self) -> list[CheckpointFile]:
-        """Checkpoint files of this run, the most advanced last."""
-        begin = f"{self.stem}-ep="
-        return [held for held in checkpoints(self.run_dir) if held.path.name.startswith(begin)]

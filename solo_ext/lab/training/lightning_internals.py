@@ -127,17 +127,6 @@ def log_without_waiting(trainer: pl.Trainer, pl_module: pl.LightningModule) -> N
     pl_module.__dict__[_TO_TENSOR] = on_device
 
 
-def remove_hooks(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-    """Undoes all functions above once a run has ended; does nothing if none was called."""
-    loop = trainer.fit_loop.epoch_loop
-    loop._results.__dict__.pop("log", None)
-    pl_module.__dict__.pop(_TO_TENSOR, None)
-    pl_module.__dict__.pop("on_train_batch_end", None)
-    loop.__dict__.pop("_broadcast_sigterm_tensor", None)
-    trainer.fit_loop.__dict__.pop("_iteration_based_training", None)
-    loop.val_loop.__dict__.pop("run", None)
-
-
 def _validates_next(trainer: pl.Trainer) -> bool:
     """Whether Lightning validates after this batch but would not in a run resumed from here."""
     by_clock = getattr(trainer, "_val_check_time_interval", None) is not None

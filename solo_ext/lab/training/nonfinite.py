@@ -98,9 +98,6 @@ class NonFiniteWatch(Callback):
         self._read_every = EVERY_ON_CPU if alone_on_cpu else EVERY
         after_own_hook(pl_module, lambda outputs, batch, _: self._keep(trainer, outputs, batch))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._snapshot, self._unread, self._sent = None, [], None
-
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:

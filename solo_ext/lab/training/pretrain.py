@@ -20,7 +20,6 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
 
-from solo_ext.config.check import result_settings
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import (
     ConfigError,
@@ -41,11 +40,10 @@ from solo_ext.lab.training.checkpoints import RunCheckpoint
 from solo_ext.lab.training.lightning_internals import (
     go_on_with_the_next_epoch,
     log_without_waiting,
-    remove_hooks,
 )
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
-from solo_ext.lab.training.resumption import PATHS, RunState, identity, resume_point, set_aside
+from solo_ext.lab.training.resumption import RunState, identity, resume_point, set_aside
 from solo_ext.lab.training.run_dir import (
     ARGS,
     CONFIG,
@@ -189,7 +187,6 @@ def pretrain(
     trainer = make_trainer(run, run_dir, own, lines)
     log_without_waiting(trainer, model)
     go_on_with_the_next_epoch(trainer)
-    ending.callback(remove_hooks, trainer, model)
     if run.debug_augmentations:
         through_dali = isinstance(loader, DALILoader)
         print(loader if through_dali else data.augment or loader.dataset.transform)
@@ -382,30 +379,23 @@ def resume(
 
     Args:
         run_dir: of the run.
-        overrides: of settings that change no result, such as ``data.num_workers=4``, or of paths.
+        overrides: of settings that change no result, such as ``data.num_workers=4``, or of paths;
+            with ``force``, of any.
         callbacks: as in :func:`pretrain`.
         force: as in :func:`pretrain`.
 
     Raises:
         UserError: the folder is no run directory, or holds no checkpoint; an override is of a
-            setting that may change the results.
+            setting that may change the results, without ``force``.
 
     >>> resume(Path("nowhere"))
     Traceback (most recent call last):
         ...
     solo_ext.core.errors.UserError: run directory 'nowhere': no such folder
     """
-    before = read_config(run_dir)
-    cfg = OmegaConf.create(before)
+    cfg = OmegaConf.create(read_config(run_dir))
     apply_overrides(cfg, parse(overrides))
     config: Any = OmegaConf.to_container(cfg)
-    then, now = (result_settings(one) for one in (before, config))
-    changed = {k for k in then.keys() | now.keys() if then.get(k) != now.get(k)} - {*PATHS}
-    if changed:
-        raise UserError(
-            f"--resume goes on with the run as it was: leave out {min(changed)!r}, or start a new "
-            "run with --config-name"
-        )
     prepared = prepare(config)
     if not checkpoints(run_dir, previous=True):
         raise UserError(

@@ -131,7 +131,8 @@ class RunState(Callback):
         self._logged_again = set()
 
     def _epoch_sums(self, trainer: pl.Trainer) -> dict[str, tuple[Any, ...]]:
-        if self.loader.state_dict()["batches"] == 0:
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            # The epoch is over: the next one has sums of its own.
             return {}
         sums = dict(self._sums)
         for name, metric in epoch_means(trainer).items():

@@ -47,28 +47,20 @@ class CollapseWatch(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        self._remove_hook()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
         value, self._value = self._value, None
         if value is not None:
             pl_module.log(METRIC, value, on_step=True, on_epoch=False)
             if trainer.is_global_zero:
                 self._judge(float(value), trainer.global_step)
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        self._remove_hook()
-
     def _measure(self, module: Any, args: Any, output: Any) -> None:
         if self._value is None:
             # Some of solo-learn's backbones return further tensors after the features.
             found = output if isinstance(output, Tensor) else output[0]
             self._value = spread(found.detach().flatten(1))
-
-    def _remove_hook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
 
     def _judge(self, value: float, step: int) -> None:
         self._low = self._low + 1 if value < COLLAPSED else 0

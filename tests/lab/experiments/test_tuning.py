@@ -144,6 +144,8 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
     tiny["datasets"]["digits"]["changes"] += ["scheduler.warmup_epochs=2"]
     with pytest.raises(ConfigError, match=r"tuning\.rungs=\[2\].*within the 2 epochs of warm-up"):
         trial_settings(settings(tiny, rungs=[2]), ["simclr"])
+    tiny["datasets"]["digits"]["changes"] += ["scheduler.name=none"]
+    assert trial_settings(settings(tiny, rungs=[2]), ["simclr"])
     tiny["budgets"] = {"a": [], "b": ["max_epochs=2"]}
     with pytest.raises(ConfigError, match="takes one data set and budget"):
         trial_settings(settings(tiny), ["simclr"])

@@ -231,4 +231,8 @@ def test_a_run_directory_that_goes_while_it_trains(make_config: MakeConfig, tmp_
     config = make_config("simclr", max_epochs=4, log_every_n_steps=1)
     with pytest.raises(UserError, match="is gone, or a file in it: it was moved"):
         train(config, run, callbacks=[LambdaCallback(on_train_batch_end=move)])
+    (before,) = checkpoints(tmp_path / "moved")
     resume(tmp_path / "moved")
+    (last,) = checkpoints(tmp_path / "moved")
+    assert last.epoch == 3
+    assert not before.path.exists()
