@@ -80,6 +80,8 @@ class MDS(Shard):
         sample = file.read(end - begin)
         # A sample begins with the sizes of its columns of varying size; all columns follow.
         varying = sum(size is None for _, size in self.columns.values())
+        if len(sample) < 4 * varying:
+            raise ValueError("a sample is shorter than the sizes of its columns")
         sizes = iter(np.frombuffer(sample[: 4 * varying], np.uint32).tolist())
         at = 4 * varying
         for name, (_, size) in self.columns.items():

@@ -264,6 +264,10 @@ def damage(shards: Path, how: str) -> None:
     elif how == "a pipe":
         file.unlink()
         os.mkfifo(file)
+    elif how == "empty" and file.suffix == ".mds":
+        # The fourth sample ends where it begins.
+        content[20:24] = content[16:20]
+        file.write_bytes(content)
     else:
         # Of tars the headers.
         end = 4 + 44 if file.suffix == ".mds" else len(content)
@@ -275,6 +279,7 @@ HOW = {
     "missing": "the shard is not there",
     "short": "bytes, and .* in the index",
     "offsets": "a sample lies outside of it|it is not as it was indexed .bad checksum.",
+    "empty": "shorter than the sizes of its columns|it is not as it was indexed .bad checksum.",
     "a pipe": "no regular file",
 }
 
