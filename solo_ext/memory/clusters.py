@@ -77,13 +77,16 @@ class ClusterPrototypes(State):
     def scaled(self, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Prototypes divided by their concentrations, (K, D) each; cached until the next E-step.
 
-        ``dtype`` is that of the prototypes by default.
+        ``dtype`` is by default that of the prototypes, and fp32 for prototypes in half precision.
         """
         held = self.prototypes[0]
-        wanted = held.device, dtype or held.dtype
+        exact = torch.promote_types(held.dtype, torch.float32)
+        wanted = held.device, dtype or exact
         if [(x.device, x.dtype) for x in self._scaled[:1]] != [wanted]:
             pairs = zip(self.prototypes, self.concentration, strict=True)
-            self._scaled = [(c * (1 / phi).unsqueeze(1)).to(wanted[1]) for c, phi in pairs]
+            self._scaled = [
+                (c.to(exact) * (1 / phi.to(exact)).unsqueeze(1)).to(wanted[1]) for c, phi in pairs
+            ]
         return self._scaled
 
     @torch.no_grad()

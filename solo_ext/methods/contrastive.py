@@ -401,7 +401,8 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
         self, queries: Sequence[Tensor], keys: Sequence[Tensor], indices: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """As in the base class; keeps the first crop's queries for a metric at the epoch's end."""
-        if self.kwargs.exclude_own and self._mixing.active(self.current_epoch):
+        as_mined = self.kwargs.exclude_own and self.kwargs.positives != "nearest_neighbor"
+        if as_mined and self._mixing.active(self.current_epoch):
             self._last = F.normalize(queries[0].detach().float(), dim=1), indices, targets
         return super().contrast(queries, keys, indices, targets)
 
@@ -410,6 +411,7 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
         """Logs what share of the rows that the last batch would mine is of the query's class.
 
         Only queues of ``exclude_own`` hold labels. A step mines in a kernel and cannot log this.
+        Steps with neighbours leave out their images too, which are not known here any more.
         """
         super().on_train_epoch_end()
         last, self._last = self._last, None
@@ -417,7 +419,7 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
             return
         query, indices, targets = last
         queue, most = self.queues[1], self.kwargs.mixing.num_hard or 1
-        similar = query @ queue.value.T
+        similar = query @ queue.value.to(query.dtype).T
         similar.masked_fill_(indices.unsqueeze(1) == queue.indices, float("-inf"))
         labels, own = queue.labels[similar.topk(most).indices], targets.unsqueeze(1)
         known = (labels >= 0) & (own >= 0)

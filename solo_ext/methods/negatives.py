@@ -119,7 +119,8 @@ def fill_num_hard(cfg: DictConfig) -> None:
     Example:
         >>> from solo_ext.methods.contrastive_kwargs import ContrastiveKwargs
         >>> from solo_ext.methods.registry import example_config, fill_method_kwargs
-        >>> kwargs = {"negatives": "queue", "queue_size": 4096, "mixing": {"num_pair_mixes": 64}}
+        >>> kwargs = {"queue_size": 4096, "exclude_own": True, "mixing": {"num_pair_mixes": 64}}
+        >>> kwargs["negatives"] = "queue"
         >>> cfg = fill_method_kwargs(example_config("mochi", **kwargs), ContrastiveKwargs)
         >>> fill_num_hard(cfg)
         >>> cfg.method_kwargs.mixing.num_hard
@@ -129,18 +130,20 @@ def fill_num_hard(cfg: DictConfig) -> None:
     if not mixing.num_pair_mixes + mixing.num_query_mixes:
         return
     rows = kwargs.queue_size if kwargs.negatives == "queue" else None
-    if rows is not None and kwargs.get("exclude_own"):
-        # A queue longer than an epoch may hold several keys of an image, all of which are excluded.
-        rows //= 2
     if mixing.num_hard is None:
         mixing.num_hard = 1024 if rows is None else max(1, min(1024, rows // 16))
         rank_zero_only(logger.info)(f"{cfg.method}: mixing.num_hard={mixing.num_hard}")
-    if rows is not None and mixing.num_hard > rows:
+    if rows is None:
+        return
+    # A queue longer than an epoch may hold several keys of an image, all of which are excluded.
+    excludes = kwargs.get("exclude_own") or kwargs.get("positives") == "nearest_neighbor"
+    most = rows // 2 if excludes else rows
+    if mixing.num_hard > most:
         raise ConfigError(
             "method_kwargs.mixing.num_hard",
             mixing.num_hard,
-            f"the queue has {kwargs.queue_size} rows",
-            f"allowed: up to {rows}",
+            f"the queue has {rows} rows",
+            f"allowed: up to {most}",
         )
 
 

@@ -130,6 +130,10 @@ def test_scaled_prototypes_are_those_of_the_last_e_step() -> None:
                 expected = F.normalize(means[m], dim=1) / phi[m].unsqueeze(1)
                 torch.testing.assert_close(first[m], expected)
                 assert torch.equal(state.scaled(torch.bfloat16)[m], first[m].bfloat16())
+    # The concentrations of half precision are divided by in fp32, as the loss does.
+    held.bfloat16()
+    for table, c, phi in zip(held.scaled(), held.prototypes, held.concentration, strict=True):
+        assert torch.equal(table, c.float() * (1 / phi.float()).unsqueeze(1))
     assert not [name for name in held.state_dict() if "scaled" in name]
 
 

@@ -249,6 +249,11 @@ def test_own_earlier_keys_of_a_queue_are_left_out(
             same, known = same + labels.count(int(targets[i])), known + len(labels)
         assert 0 < same < known < 4 * HARD
         assert logged["train_mined_same_class"].item() == pytest.approx(same / known)
+        # As with `precision: bf16-true`.
+        method.queues.bfloat16()
+        method.contrast(queries, keys, INDICES, targets)
+        method.on_train_epoch_end()
+        assert logged["train_mined_same_class"].item() == pytest.approx(same / known, abs=0.2)
     # A run without this setting has checkpoints without image numbers, as before.
     assert "queues.0.indices" in method.state_dict()
     assert not any("indices" in key for key in build(**given).state_dict())

@@ -114,6 +114,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "mixing.num_hard",
         "=5: the queue has 9 rows; allowed: up to 4",
     ),
+    (
+        {**NEAR, **QUEUE, "mixing": {"num_hard": 5, "num_pair_mixes": 1}},
+        "mixing.num_hard",
+        "=5: the queue has 9 rows; allowed: up to 4",
+    ),
     ({**PROTOTYPES, "queue_size": 9}, "queue_size", "has no queue"),
     (
         {**NEAR, "queue_size": 9, "support_set": {"size": 8}},
