@@ -167,8 +167,10 @@ def test_main_pretrain_runs_and_resumes(python: Python, tmp_path: Path, method: 
 DISTILLED = {"seed": (), "protoseed": ("method_kwargs.num_prototypes=50",), "protocpc": ()}
 
 
-@pytest.mark.parametrize("method", DISTILLED)
-@pytest.mark.parametrize("start", ["", "launcher"])
+@pytest.mark.parametrize(
+    ("method", "start"),
+    [*((method, "") for method in DISTILLED), ("seed", "launcher"), ("protoseed", "launcher")],
+)
 def test_main_pretrain_distils_and_resumes(
     python: Python, tmp_path: Path, folder: Path, method: str, start: str
 ) -> None:

@@ -101,20 +101,6 @@ def test_ddp_leaves_state_alone(exact: dict[int, Run]) -> None:
         assert notes[-1]["probe"].tolist() == [[1 + rank]] * 2
 
 
-def test_features_on_a_disk_change_nothing(exact: dict[int, Run], tmp_path: Path) -> None:
-    """Of two ranks, each with a file of its own: two epochs, to the last bit."""
-    found = run(tmp_path / "2", 2, f"method_kwargs.features_dir={tmp_path / 'disk'}")
-    for one, two in zip(found.ranks, exact[2].ranks, strict=True):
-        assert [notes["epoch"] for notes in one] == [0, 1]
-        for notes, expected in zip(one, two, strict=True):
-            assert torch.equal(notes["assignments"], expected["assignments"])
-            assert all(map(torch.equal, notes["means"], expected["means"]))
-    for name, value in exact[2].state.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(found.state[name], value), name
-    assert list((tmp_path / "disk").iterdir()) == []
-
-
 def test_bank_and_queue_hold_the_keys_of_both_ranks(drawn_and_banked: Run) -> None:
     state, seed = drawn_and_banked.state, drawn_and_banked.config.seed
     shares = [[s.sample for s in EpochSampler(SAMPLES, seed, 2, rank)][:60] for rank in (0, 1)]

@@ -11,7 +11,6 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-import torch
 from scipy import stats
 
 from tests.upstream import parity_run, ranks_run
@@ -68,26 +67,6 @@ def test_the_host_s_methods_stay(found: dict[str, Any]) -> None:
         assert ours.startswith("solo_ext.methods")
     for name, module in found["losses"].items():
         assert module == f"solo.losses.{name}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["hard_negative", "solo_ext/hard_negative"])
-def test_main_pretrain_trains_the_one_that_is_named(
-    patched: Path, tmp_path: Path, method: str
-) -> None:
-    """By the patched tree's own script with the plugin beside it, from our config."""
-    run(
-        patched,
-        tmp_path,
-        *(patched / "main_pretrain.py", "--config-name", "solo_ext/digits/hard_negative"),
-        *(f"method={method}", f"checkpoint.dir={tmp_path}", "max_epochs=1", "accelerator=cpu"),
-        *("+limit_train_batches=1", "data.val_path=null", "+enable_progress_bar=false"),
-        SOLO_EXT_DATA=str(tmp_path / "data"),
-    )
-    (checkpoint,) = tmp_path.rglob("*.ckpt")
-    state = torch.load(checkpoint, weights_only=True)["state_dict"]
-    # Only our projector has batch norm by default.
-    assert ("projector.1.running_mean" in state) == method.startswith("solo_ext/")
 
 
 def table(text: str, begin: str) -> list[list[str]]:

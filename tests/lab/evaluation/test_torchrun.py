@@ -99,12 +99,6 @@ def test_two_processes_measure_what_one_does(
     assert written[0] == written[1]
     assert len(list(place.rglob("*-of-00002.safetensors"))) == 2
 
-    done = torchrun("knn", {**settings, "k": [0]}, folders[1])
-    assert done.returncode == 1, "torchrun's own exit code for a process that failed"
-    assert "solo-ext: k.0=0: not a valid value; allowed: greater than 0" in done.stderr
-    assert "exitcode  : 2" in done.stderr
-    assert "solo_ext/lab/evaluation" not in done.stderr, "a traceback"
-
 
 def results(record: dict[str, Any]) -> dict[str, Any]:
     return {entry["protocol"]: entry["results"] for entry in record["entries"]}

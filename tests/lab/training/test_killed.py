@@ -103,10 +103,9 @@ def killed(folder: Path, rank: int, place: str, config: str) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_within_a_step_the_other_ends_with_one_line(rank: int, tmp_path: Path) -> None:
-    """The first one, too, from which the second was started."""
-    killed(tmp_path, rank, "step", "debiased")
+def test_within_a_step_the_other_ends_with_one_line(tmp_path: Path) -> None:
+    """Here the first is killed, from which the second was started."""
+    killed(tmp_path, 0, "step", "debiased")
 
 
 @pytest.mark.timeout(600)

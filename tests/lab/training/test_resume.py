@@ -45,20 +45,13 @@ EVERY = (*BUILTINS, "hard_negative", *METHODS)
 @pytest.mark.parametrize(
     "method", [m if m == "byol" else pytest.param(m, marks=pytest.mark.slow) for m in EVERY]
 )
-@pytest.mark.parametrize(
-    "kills", [(STEPS + 2, STEPS + 4), (STEPS,)], ids=["within-epoch", "between-epochs"]
-)
 def test_resumed_equals_uninterrupted(
-    method: str,
-    kills: tuple[int, ...],
-    make_config: MakeConfig,
-    make_distilled: MakeConfig,
-    tmp_path: Path,
+    method: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
 ) -> None:
-    """Resumed once more within the same epoch too."""
+    """Resumed between two epochs, then within one, and once more within the same."""
     distilled = method.partition("-")[0] in ("seed", "protoseed")
     config = config_of(make_distilled if distilled else make_config, method)
-    assert_resumes(config, tmp_path, *kills)
+    assert_resumes(config, tmp_path, STEPS, STEPS + 2, STEPS + 4)
 
 
 @pytest.mark.parametrize("limit_val_batches", [0, 1.0])
@@ -69,6 +62,12 @@ def test_a_run_of_steps(
     """Lightning alone would train the next epoch's first batch as one more of the last epoch."""
     settings = {"max_steps": 3 * STEPS, "max_epochs": 9, "limit_val_batches": limit_val_batches}
     assert_resumes(config_of(make_config, "simclr", **settings), tmp_path, step)
+
+
+def test_epochs_of_a_part_of_the_batches(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The means that an epoch logs are of its own batches."""
+    config = config_of(make_config, "simclr", limit_train_batches=STEPS - 1)
+    assert_resumes(config, tmp_path, STEPS - 1, STEPS + 1)
 
 
 @pytest.mark.slow

@@ -59,9 +59,8 @@ def test_pretrain_resume_evaluate(
     again = resume(whole.run_dir)
     assert again.checkpoint == last.path
     assert first.path.exists()
-    for protocol in ("knn", "linear"):
-        record = evaluate(whole.run_dir, protocol)
-        assert record["epoch"] == 2
-        assert record["train"]["images"] == 350
-        # Ten classes, chance is 10; fourteen steps of a tiny network are hardly more.
-        assert max(r["acc1"] for r in record["results"]) > 13
+    record = evaluate(whole.run_dir, "knn")
+    assert record["epoch"] == 2
+    assert record["train"]["images"] == 350
+    # Ten classes, chance is 10; fourteen steps of a tiny network are hardly more.
+    assert max(r["acc1"] for r in record["results"]) > 13
