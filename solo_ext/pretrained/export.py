@@ -11,6 +11,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,6 @@ from timm.models import PretrainedCfg
 from torch import Tensor, nn
 from torchvision import models
 
-from solo_ext import __version__
 from solo_ext.config.check import validated
 from solo_ext.config.schema import Backbone
 from solo_ext.core.errors import ConfigError, UserError
@@ -176,7 +176,7 @@ def _metadata(run: Pretrained) -> Metadata:
     backbone = run.cfg.backbone
     size, (mean, std) = fixed_view(run.cfg)
     said = {
-        "solo_ext": __version__,
+        "solo_ext": version("solo-ext"),
         "backbone": {
             "name": backbone.name,
             "kwargs": {k: v for k, v in backbone.kwargs.items() if k not in FETCHING},
