@@ -97,11 +97,10 @@ def trial_settings(
 
 
 def _check_rungs(rungs: Sequence[int], name: str, config: Mapping[str, Any]) -> None:
-    epochs, schedule = config["max_epochs"], config["scheduler"]
-    default = Scheduler.model_fields["warmup_epochs"].default
-    # Other schedules have no warm-up, whatever is set.
-    warms_up = schedule["name"] == "warmup_cosine"
-    warmup = schedule.get("warmup_epochs", default) or 0 if warms_up else 0
+    epochs, schedule, warmup = config["max_epochs"], config["scheduler"], 0
+    if schedule["name"] == "warmup_cosine":
+        # Other schedules have no warm-up, whatever is set.
+        warmup = schedule.get("warmup_epochs", Scheduler.model_fields["warmup_epochs"].default)
     ascending = [*rungs, epochs]
     if ascending != sorted(set(ascending)):
         problem = f"do not ascend to the {epochs} epochs of {name}"

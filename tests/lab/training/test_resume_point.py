@@ -17,7 +17,7 @@ import yaml
 from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
-from solo_ext.lab.training.run_dir import CONFIG, METRICS, checkpoints
+from solo_ext.lab.training.run_dir import CONFIG, METRICS, checkpoints, read_config
 from tests.conftest import MakeConfig, packed
 from tests.lab.training.resumable import config_of
 from tests.lab.training.same_run import same_weights, train, train_killed
@@ -210,6 +210,9 @@ def test_resumed_with_settings_that_change_no_result(
     train_killed(config_of(make_config, "simclr"), tmp_path / "run", 3)
     with pytest.raises(UserError, match=r"of another run: optimizer\.lr: \S+ -> 0\.1; name"):
         resume(tmp_path / "run", ["optimizer.lr=0.1", "data.num_workers=1"])
+    forced = shutil.copytree(tmp_path / "run", tmp_path / "forced")
+    assert resume(forced, ["optimizer.lr=0.1"], force=True).epochs == 3
+    assert read_config(forced)["optimizer"]["lr"] == 0.1
     config = yaml.safe_load((tmp_path / "run" / CONFIG).read_text())
     moved = shutil.copytree(config["data"]["train_path"], tmp_path / "moved")
     resume(tmp_path / "run", ["data.num_workers=1", f"data.train_path={moved}"])
