@@ -267,8 +267,9 @@ def read_sample(images: Images, index: int) -> tuple[int, Item]:
         try:
             return last, images[last]
         except UnreadableImage as error:
-            # The samples of a lost shard are replaced one for one by those of the next shard.
-            place += error.span
+            # The samples of a lost shard are replaced one for one by those of the next shard, if
+            # there is another.
+            place += error.span if error.span < len(images) else 1
     raise too_many(tried, images, last)
 
 

@@ -253,9 +253,9 @@ def test_shards_come_one_after_another_and_once() -> None:
 # Faults on disk.
 
 
-def damage(shards: Path, how: str) -> None:
-    """Of the shard of the samples 20 to 29."""
-    (file,) = shards.glob("shard.00002.*")
+def damage(shards: Path, how: str, shard: int = 2) -> None:
+    """Of a shard, by default that of the samples 20 to 29."""
+    (file,) = shards.glob(f"shard.{shard:05}.*")
     content = bytearray(file.read_bytes())
     if how == "missing":
         file.unlink()
@@ -317,6 +317,14 @@ def test_a_damaged_shard_is_left_out(workers: int, kind: str, of_both: Path) -> 
     fixed = FixedLoader(FixedViews(images, ToTensor()), 8, workers)
     assert sum(len(targets) for _, targets in fixed) == COUNT - 10
     assert fixed.skipped == list(lost)
+
+
+@pytest.mark.fault
+def test_a_sample_of_the_only_shard_is_left_out(shards: Path, tmp_path: Path) -> None:
+    convert(opened_mds(shards), tmp_path / "one", 10**9)
+    damage(tmp_path / "one", "empty", 0)
+    data = making.section(tmp_path / "one", format="streaming", unreadable="skip")
+    assert read_sample(open_images(data, "train"), 3)[0] == 4
 
 
 @pytest.mark.fault
