@@ -24,6 +24,12 @@ from solo_ext.data.streaming import open_streaming
 from solo_ext.data.webdataset import open_webdataset
 
 Split = Literal["train", "val"]
+TORCHVISION = {
+    "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
+    "stl10": "stl10_binary",
+}
+"""Folder that identifies each of torchvision's data sets."""
 
 
 def open_images(data: schema.Images, split: Split) -> Images:
@@ -90,7 +96,7 @@ def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> 
     if root.is_file():
         # With `skip`, a listed file that does not exist counts as an unreadable image.
         return file_list(root, key, labelled, present=refuse)
-    if name not in ("stl10", "cifar10", "cifar100"):
+    if name not in TORCHVISION or _has_class_folders(root, TORCHVISION[name]):
         return class_folders(root, key) if labelled else unlabelled_folder(root)
     held: Any
     if name == "stl10":
@@ -103,6 +109,12 @@ def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> 
         held.classes = []
         setattr(held, "labels" if name == "stl10" else "targets", [-1] * len(held))
     return cast(Images, held)
+
+
+def _has_class_folders(root: Path, downloaded: str) -> bool:
+    """Whether a data set that torchvision downloads was unpacked into class folders instead."""
+    folders = {p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")}
+    return bool(folders) and downloaded not in folders
 
 
 def _held_out(images: Images, holdout: float, split: Split) -> Images:

@@ -215,6 +215,16 @@ def _forbid(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
         monkeypatch.setattr(place, name, refusing(getattr(place, name)))
 
 
+def test_sets_of_torchvision_as_class_folders(tmp_path: Path) -> None:
+    """Not where torchvision's own folder lies there too."""
+    for name in ("ant", "bee"):
+        save_image(tmp_path / name / "0.png", 0)
+    images = opened(tmp_path, dataset="cifar10")
+    assert (targets_of(images), class_names(images)) == ([0, 1], ["ant", "bee"])
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    assert refused("Dataset not found", tmp_path, dataset="cifar10").value == str(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("cifar10", {"train": False}), ("cifar100", {"train": False}), ("stl10", {"split": "test"})],

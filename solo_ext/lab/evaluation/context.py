@@ -25,6 +25,7 @@ from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, first_line, suggest_name
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.images import (
+    TORCHVISION,
     Split,
     class_names,
     images_fingerprint,
@@ -48,12 +49,6 @@ from solo_ext.lab.evaluation.models import EvalData, EvalRun, Model, open_model
 logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], object]
 """Called with the name of a task, its number of batches done, and its number of batches in all."""
-_TORCHVISION = {
-    "cifar10": "cifar-10-batches-py",
-    "cifar100": "cifar-100-python",
-    "stl10": "stl10_binary",
-}
-"""Folder that identifies each of torchvision's data sets."""
 SPLITS: tuple[Split, Split] = ("train", "val")
 _OF_FILES = ("image_folder", "dali")
 """Formats that read the same image files."""
@@ -257,7 +252,7 @@ def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
     if given or renamed:
         # New paths are the user's own class folders, unless torchvision's data set lies there.
         # The mean and deviation of the normalisation stay those of pretraining.
-        inside = _TORCHVISION.get(data["dataset"])
+        inside = TORCHVISION.get(data["dataset"])
         paths = [given[key] for key in ("train_path", "val_path") if key in given]
         moved = inside is not None and all((Path(p) / inside).is_dir() for p in paths)
         # HDF5 files and Hugging Face data sets contain their classes.
