@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.cli.commands import say, show
 from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, RayLauncher, SlurmLauncher
+from solo_ext.lab.experiments.pace import Pace
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
-from solo_ext.lab.experiments.records import Record
+from solo_ext.lab.experiments.records import RECORDS, Record, read_records
 from solo_ext.lab.experiments.report import differences_table, scores_table, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.experiments.run import run_benchmark
@@ -25,13 +27,29 @@ from solo_ext.lab.experiments.tuning import measured_by, search, trial_settings,
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
+    # Reading and checking the settings counts towards the limit.
+    until = None if args.within is None else time.monotonic() + 60 * args.within
     settings = read_benchmark(args.config, args.overrides)
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
-    plan = make_plan(settings, args.rows, args.devices, args.nodes)
+    known = read_records(out) if (out / RECORDS).is_file() else []
+    given = args.rows, args.devices, args.nodes
+    plan = make_plan(settings, *given, stages=args.stages, records=known)
     if args.dry_run:
-        return _dry_run(settings, plan, len(plan), len(plan), out)
-    done, records = _run_plan(args, settings, plan, out)
+        held = {record["key"] for record in known}
+        missing = [run for run in plan if run.key not in held]
+        if until is None:
+            return _dry_run(settings, missing, len(missing), _minutes(missing), out)
+        launcher = _launcher(args, settings.threads, out, until)
+        assert isinstance(launcher, LocalLauncher)
+        return _dry_slot(missing, launcher.places, args.within, out)
+    done, records = _run_plan(args, settings, plan, out, until)
     return {**done, **_written(args, out, None)} if records else done
+
+
+def _minutes(runs: Sequence[PlannedRun]) -> float | None:
+    """Minutes that runs take one after the other, if the settings say so of each."""
+    declared = [run.minutes for run in runs if run.minutes is not None]
+    return sum(declared) if runs and len(declared) == len(runs) else None
 
 
 def _tune(args: argparse.Namespace) -> dict[str, Any]:
@@ -78,36 +96,60 @@ def _dry_tune(
     epochs = {run.row: run.config["max_epochs"] for run in plan if run.budget == whole}
     every = {run.key: run for rung in rungs for run in rung}.values()
     runs = sum(run.config["max_epochs"] / epochs[run.row] for run in every)
-    return _dry_run(trials, rungs[0], len(every), runs, out)
+    minutes = None if trials.minutes is None else runs * trials.minutes
+    return _dry_run(trials, rungs[0], len(every), minutes, out)
 
 
 def _run_plan(
-    args: argparse.Namespace, settings: BenchmarkSettings, plan: list[PlannedRun], out: Path
+    args: argparse.Namespace,
+    settings: BenchmarkSettings,
+    plan: list[PlannedRun],
+    out: Path,
+    until: float | None = None,
 ) -> tuple[dict[str, Any], list[Record]]:
-    launcher = _launcher(args, settings.threads, out)
+    launcher = _launcher(args, settings.threads, out, until)
     records, failed = run_benchmark(settings, plan, out, launcher, _progress)
     say(args, f"{len(records)} of {len(plan)} runs have records in {out}")
     counts = {"out": str(out), "records": len(records), "runs": len(plan)}
     return {**counts, "failed": _failures(failed)}, records
 
 
+def _dry_slot(missing: Sequence[PlannedRun], places: int, within: int, out: Path) -> dict[str, Any]:
+    """Lists which runs would start within a limit and when, by their declared minutes."""
+    free, chosen = [0.0] * places, []
+    for run in missing:
+        begin = min(free)
+        minutes = run.minutes or 0
+        if begin + minutes <= within:
+            free[free.index(begin)] += minutes
+            chosen.append(run)
+            _progress(f"{run.folder}  minute {begin:g} to {begin + minutes:g}")
+    left = len(missing) - len(chosen)
+    _progress(f"{len(chosen)} runs in {within} minutes, {places} at once; {left} after these")
+    return {"out": str(out), "runs": [run.folder for run in chosen]}
+
+
 def _dry_run(
-    settings: BenchmarkSettings, first: list[PlannedRun], count: int, whole: float, out: Path
+    settings: BenchmarkSettings,
+    first: list[PlannedRun],
+    count: int,
+    minutes: float | None,
+    out: Path,
 ) -> dict[str, Any]:
-    """Lists the first runs, and says how many there are and how long as many whole ones take."""
+    """Lists the first runs, and says how many there are and how long they take."""
     for planned in first:
         _progress(planned.folder)
     if count > len(first):
         _progress(f"then up to {count - len(first)} of these with more epochs")
     duration = ""
-    if settings.minutes is not None:
+    if minutes is not None:
         cores = "a core" if settings.threads == 1 else f"{settings.threads} cores"
-        duration = f": about {whole * settings.minutes:.0f} minutes of {cores}"
+        duration = f": about {minutes:.0f} minutes of {cores}"
     _progress(f"{count} runs{duration}")
     return {"out": str(out), "runs": [planned.folder for planned in first]}
 
 
-def _launcher(args: argparse.Namespace, threads: int, out: Path) -> Launcher:
+def _launcher(args: argparse.Namespace, threads: int, out: Path, until: float | None) -> Launcher:
     given = {"slurm": args.slurm, "ray": args.ray}
     for name, words in given.items():
         if words and args.launcher != name:
@@ -117,7 +159,11 @@ def _launcher(args: argparse.Namespace, threads: int, out: Path) -> Launcher:
         why = f"a run of the launcher {args.launcher} has one node"
         raise ConfigError("--nodes", args.nodes, why, "leave it out, or add --launcher ray")
     if args.launcher == "local":
-        return LocalLauncher(args.parallel, threads, args.devices)
+        pace = None if until is None else Pace(until)
+        return LocalLauncher(args.parallel, threads, args.devices, pace)
+    if until is not None:
+        why = f"the launcher {args.launcher} has limits of its own"
+        raise ConfigError("--within", args.within, why, "leave it out, or take --launcher local")
     options = OmegaConf.create({})
     apply_overrides(options, parse(given[args.launcher]))
     plain: Any = OmegaConf.to_container(options)

@@ -128,7 +128,16 @@ def build_parser() -> argparse.ArgumentParser:
         ("run", "run what a benchmark lacks"),
         ("tune", "choose settings on held-out training images"),
     ):
-        _add_run_words(command(actions, name, text))
+        words = command(actions, name, text)
+        _add_run_words(words)
+        if name == "run":
+            words.add_argument("--stages", nargs="+", metavar="STAGE", help="only these stages")
+            words.add_argument(
+                "--within",
+                type=_positive,
+                metavar="MINUTES",
+                help="end by then: start what ends in time, stop the rest, which goes on next time",
+            )
     report = command(actions, "report", "tables, a page and verdicts of records")
     report.add_argument(
         "records", metavar="RECORDS", type=_path, help="folder of a benchmark, or of several"

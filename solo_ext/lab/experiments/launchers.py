@@ -20,6 +20,7 @@ import torch
 from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.files import open_regular, refuse_link, write_text
 from solo_ext.data.workers import start_helpers
+from solo_ext.lab.experiments.pace import Pace
 from solo_ext.lab.experiments.work import LOG, RECORD, work, work_in_process
 
 logger = logging.getLogger(__name__)
@@ -44,18 +45,21 @@ class LocalLauncher:
         parallel: number of runs at once; null: as many as the GPUs, or else the cores, suffice for.
         threads: CPU threads of a run.
         devices: GPUs, or processes on a CPU, of one run.
+        pace: a time limit; runs that would not end within it are not started, or are stopped.
 
     Raises:
         ConfigError: more devices than there are GPUs.
     """
 
-    def __init__(self, parallel: int | None, threads: int, devices: int = 1) -> None:
+    def __init__(
+        self, parallel: int | None, threads: int, devices: int = 1, pace: Pace | None = None
+    ) -> None:
         present = torch.cuda.device_count()
         if 0 < present < devices:
             raise ConfigError("--devices", devices, f"there are {present} GPUs", "take fewer")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.places = parallel or present // devices or max(1, cores // (threads * devices))
-        self.devices = devices
+        self.devices, self.pace = devices, pace
         # Libraries read the number of threads when they are imported.
         os.environ["OMP_NUM_THREADS"] = str(threads)
         self.processes = multiprocessing.get_context("forkserver")
@@ -73,23 +77,43 @@ class LocalLauncher:
                 for place in range(self.places):
                     if place in running and running[place][1].exitcode is not None:
                         folder, process = running.pop(place)
-                        failed |= _ended(folder, process.exitcode or 0)
-                    if waiting and place not in running:
-                        folder = waiting.pop(0)
-                        running[place] = folder, self._start(folder, place)
+                        failed |= (reason := _ended(folder, process.exitcode or 0))
+                        if self.pace is not None:
+                            self.pace.ends(folder, whole=not reason)
+                    if place not in running and (due := self._due(waiting)) is not None:
+                        waiting.remove(due)
+                        running[place] = due, self._start(due, place)
                 tick()
                 time.sleep(TICK)
+                self._keep_to_limit(running)
+                if not running and self._due(waiting) is None:
+                    break
         finally:
-            for _, process in running.values():
-                process.terminate()
-            for _, process in running.values():
-                process.join(_PATIENCE)
-                if process.exitcode is None:
-                    # A killed run continues from its last checkpoint in the next call.
-                    process.kill()
-                    process.join()
+            _stop([process for _, process in running.values()])
         tick()
         return failed
+
+    def _due(self, waiting: Sequence[Path]) -> Path | None:
+        """The first run that ends within the limit, if there is one."""
+        return next((f for f in waiting if self.pace is None or self.pace.fits(f)), None)
+
+    def _keep_to_limit(self, running: dict[int, tuple[Path, ForkServerProcess]]) -> None:
+        """Stops runs that would not end within the limit; they save first."""
+        if self.pace is None:
+            return
+        over, late = self.pace.left <= 0, self.pace.superfluous()
+        # A run that has just ended is left to the loop.
+        places = [
+            place
+            for place, (folder, process) in running.items()
+            if (over or folder == late) and process.exitcode is None
+        ]
+        _stop([running[place][1] for place in places])
+        for place in places:
+            folder, _ = running.pop(place)
+            self.pace.stops(folder)
+            why = "the time is over" if over else "not all runs would end in time"
+            logger.info(f"stopped {folder.name}: {why}; the same command goes on with it")
 
     def _start(self, folder: Path, place: int) -> ForkServerProcess:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -99,9 +123,23 @@ class LocalLauncher:
             chosen = [ids[i % len(ids)] for i in range(first, first + self.devices)]
             visible = ",".join(chosen)
         refuse_link(folder / LOG).write_bytes(b"")
+        if self.pace is not None:
+            self.pace.starts(folder)
         process = self.processes.Process(target=work_in_process, args=(folder, visible))
         process.start()
         return process
+
+
+def _stop(processes: Sequence[ForkServerProcess]) -> None:
+    """Ends runs, which save first."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(_PATIENCE)
+        if process.exitcode is None:
+            # A killed run continues from its last checkpoint in the next call.
+            process.kill()
+            process.join()
 
 
 def _ended(folder: Path, code: int, log_name: str = LOG) -> dict[Path, str]:

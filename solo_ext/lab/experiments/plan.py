@@ -16,10 +16,10 @@ from solo_ext import host
 from solo_ext.config.check import check_run
 from solo_ext.config.compose import compose
 from solo_ext.config.schema import Images
-from solo_ext.core.errors import ConfigError
+from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.data.images import Split, images_fingerprint, open_images
-from solo_ext.lab.experiments.records import Kind
-from solo_ext.lab.experiments.settings import BenchmarkSettings, Row
+from solo_ext.lab.experiments.records import Kind, Record
+from solo_ext.lab.experiments.settings import BenchmarkSettings, Row, Stage
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.run_dir import extensions
@@ -38,6 +38,7 @@ class PlannedRun:
         baseline: name of a baseline that is evaluated instead of training.
         threads: CPU threads.
         teacher: name of the run directory of its teacher, or ``None``.
+        minutes: that it takes by the settings, or ``None``.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> run = make_plan(read_benchmark("demo", ["seeds=[1]"]), ["simclr"])[0]
@@ -56,6 +57,7 @@ class PlannedRun:
     evaluation: dict[str, Any]
     threads: int
     teacher: str | None
+    minutes: float | None
 
     @property
     def folder(self) -> str:
@@ -69,40 +71,34 @@ def make_plan(
     devices: int = 1,
     nodes: int = 1,
     teacher_budget: str | None = None,
+    stages: Sequence[str] | None = None,
+    records: Sequence[Record] = (),
 ) -> list[PlannedRun]:
-    """Plans all runs: the teachers first, then all rows seed by seed.
+    """Plans all runs: the teachers first, then all rows seed by seed; or stage by stage.
 
     ``rows`` are the default ones if none are named. The ``devices`` on each of the ``nodes`` of a
     run share its batch. The teacher is planned too if a student is planned; it has the students'
-    own budget, or the ``teacher_budget``.
+    own budget, or the ``teacher_budget``. The stages are those of the settings, or the named ones;
+    ``records`` say which rows a stage with ``near`` has.
 
     Raises:
-        ConfigError: an unknown row, two equal rows, or an invalid config.
+        ConfigError: an unknown row or stage, two equal rows, or an invalid config.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> plan = make_plan(read_benchmark("demo", ["seeds=[1]"]))
     >>> [(run.row, run.seed) for run in plan]
     [('teacher', 0), ('simclr', 1), ('seed', 1)]
     """
-    names = list(rows if rows is not None else settings.default_rows or settings.rows)
-    settings.check_rows("--rows", names)
+    if rows is not None:
+        settings.check_rows("--rows", rows)
     found: list[PlannedRun] = []
-    trains = any(settings.rows[name].baseline is None for name in names)
+    every = _stages(settings, rows, teacher_budget, stages)
     for dataset in settings.datasets:
-        for budget in settings.budgets:
-            teacher = None
-            shares = devices, nodes
-            if settings.teacher is not None and trains:
-                of = teacher_budget or budget
-                (teacher,) = _runs(settings, dataset, of, settings.teacher, shares, None)
-            runs: list[PlannedRun] = []
-            for name in names:
-                if name != settings.teacher:
-                    runs += _runs(settings, dataset, budget, name, shares, teacher)
-            taught = settings.teacher in names or any(run.teacher for run in runs)
-            if teacher and taught and teacher not in found:
-                found.append(teacher)
-            found += runs
+        for stage in every:
+            names = stage.rows
+            if stage.near is not None:
+                names = _near(settings, dataset, stage, records)
+            found += _stage(settings, dataset, stage, names, (devices, nodes))
     first: dict[str, PlannedRun] = {}
     for run in found:
         other = first.setdefault(run.key, run)
@@ -111,21 +107,99 @@ def make_plan(
             same = [vars(other)[key], vars(run)[key]]
             remedy = "leave one of them out, or change it"
             raise ConfigError(f"{key}s", same, "are the same run", remedy)
+    planned = list(first.values())
+    if settings.stages:
+        return planned
     order = {seed: place for place, seed in enumerate(settings.seeds)}
-    return sorted(found, key=lambda run: -1 if run.kind == "teacher" else order[run.seed])
+    return sorted(planned, key=lambda run: -1 if run.kind == "teacher" else order[run.seed])
+
+
+def _stages(
+    settings: BenchmarkSettings,
+    rows: Sequence[str] | None,
+    teacher_budget: str | None,
+    named: Sequence[str] | None,
+) -> list[Stage]:
+    """The stages to run, of the named rows alone; without stages, one for each budget."""
+    for name in named or ():
+        if name not in settings.stages:
+            remedy = suggest_name(name, settings.stages) if settings.stages else "leave it out"
+            raise ConfigError("--stages", name, "no such stage", remedy)
+    if not settings.stages:
+        names = list(rows if rows is not None else settings.default_rows or settings.rows)
+        return [
+            # Not validated: of a search no row may be there by default.
+            Stage.model_construct(
+                budget=budget,
+                rows=names,
+                seeds=settings.seeds,
+                teacher_budget=teacher_budget,
+                minutes=settings.minutes,
+            )
+            for budget in settings.budgets
+        ]
+    every = [stage for name, stage in settings.stages.items() if name in (named or settings.stages)]
+    if rows is None:
+        return every
+    kept = [s.model_copy(update={"rows": [r for r in s.rows if r in rows]}) for s in every]
+    return [stage for stage in kept if stage.rows]
+
+
+def _near(
+    settings: BenchmarkSettings, dataset: str, stage: Stage, records: Sequence[Record]
+) -> list[str]:
+    """The rows of a stage that lie near the first of their bases, and these bases."""
+    assert settings.headline is not None
+    measure, seed = settings.headline[0], settings.seeds[0]
+    scores = {
+        record["row"]: record["scores"].get(measure)
+        for record in records
+        if (record["dataset"], record["budget"], record["seed"]) == (dataset, stage.budget, seed)
+    }
+    kept: set[str] = set()
+    for name in stage.rows:
+        for base in settings.rows[name].bases[:1]:
+            own, other = scores.get(name), scores.get(base)
+            if own is not None and other is not None and abs(own - other) <= (stage.near or 0):
+                kept |= {name, base}
+    return [name for name in settings.rows if name in kept]
+
+
+def _stage(
+    settings: BenchmarkSettings,
+    dataset: str,
+    stage: Stage,
+    names: Sequence[str],
+    shares: tuple[int, int],
+) -> list[PlannedRun]:
+    """The runs of a stage: the teacher if a student is among them, then seed by seed."""
+    teacher = None
+    if settings.teacher is not None and any(settings.rows[n].baseline is None for n in names):
+        of = stage.teacher_budget or stage.budget
+        taught = stage.model_copy(update={"budget": of})
+        (teacher,) = _runs(settings, dataset, taught, settings.teacher, shares, None)
+    runs: list[PlannedRun] = []
+    for name in names:
+        if name != settings.teacher:
+            runs += _runs(settings, dataset, stage, name, shares, teacher)
+    # Seed by seed, so that what is finished early can be compared.
+    runs.sort(key=lambda run: stage.seeds.index(run.seed))
+    if teacher and (settings.teacher in names or any(run.teacher for run in runs)):
+        return [teacher, *runs]
+    return runs
 
 
 def _runs(
     settings: BenchmarkSettings,
     dataset: str,
-    budget: str,
+    stage: Stage,
     name: str,
     shares: tuple[int, int],
     teacher: PlannedRun | None,
 ) -> list[PlannedRun]:
     """Plans the runs of a row, one for each seed."""
     row = settings.rows[name]
-    config = composed(settings, dataset, budget, row)
+    config = composed(settings, dataset, stage.budget, row)
     run = check_run(config)
     if shares != (1, 1):
         _share_batch(config, *shares)
@@ -157,13 +231,13 @@ def _runs(
         taught_by = _teacher_digest(json.dumps(section))
     images = _images(run.data.model_dump_json())
     runs = []
-    for seed in settings.seeds_of(name):
+    for seed in settings.seeds_of(name, [s for s in stage.seeds if s in settings.seeds]):
         given = copy.deepcopy(config) | {"seed": seed}
         runs.append(
             PlannedRun(
                 key=_key(given, images, row, settings, taught_by),
                 dataset=dataset,
-                budget=budget,
+                budget=stage.budget,
                 row=name,
                 kind=kind,
                 seed=seed,
@@ -172,6 +246,7 @@ def _runs(
                 evaluation=settings.evaluation,
                 threads=settings.threads,
                 teacher=teacher.folder if teacher else None,
+                minutes=stage.minutes,
             )
         )
     return runs

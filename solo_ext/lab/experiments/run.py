@@ -11,19 +11,20 @@ from typing import Any
 import yaml
 
 from solo_ext.core.errors import StoppedBySignal, UserError
-from solo_ext.core.files import append_lines, locked, read_json, write_text
+from solo_ext.core.files import append_lines, locked, read_json, read_jsonl, write_text
 from solo_ext.lab.experiments.launchers import Launcher
 from solo_ext.lab.experiments.plan import PlannedRun
 from solo_ext.lab.experiments.records import (
     RECORDS,
     SETTINGS,
+    UNFINISHED,
     Record,
     note_hypotheses,
     read_records,
     settings_in,
 )
 from solo_ext.lab.experiments.settings import BenchmarkSettings
-from solo_ext.lab.experiments.work import PLANNED, RECORD
+from solo_ext.lab.experiments.work import EPOCHS, LOG, PLANNED, RECORD
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.lab.training.signals import StopSignals
 
@@ -40,7 +41,8 @@ def run_benchmark(
     """Executes the runs that have no record yet; students run after their teachers.
 
     Records are added to ``records.jsonl`` as runs finish. A call that was stopped for any reason
-    can be repeated: finished runs are kept; unfinished ones continue from their last checkpoint.
+    can be repeated: finished runs are kept; unfinished ones continue from their last checkpoint,
+    and ``unfinished.jsonl`` says how far they came.
 
     Returns:
         The records of all planned runs that are finished, in the order of the plan; the reasons
@@ -110,16 +112,36 @@ def run_benchmark(
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / PLANNED, json.dumps(asdict(missing[name]), indent=1))
         alone = [run for run in missing.values() if run.teacher not in missing]
-        failed = launcher([places[run.folder] for run in alone], tick)
         students = [run for run in missing.values() if run.teacher in missing]
-        taught = [run for run in students if places[str(run.teacher)] not in failed]
-        if taught:
-            failed |= launcher([places[run.folder] for run in taught], tick)
+        try:
+            failed = launcher([places[run.folder] for run in alone], tick)
+            # A teacher that a time limit kept from its end has neither failed nor a record.
+            taught = [r for r in students if (places[str(r.teacher)] / RECORD).is_file()]
+            if taught:
+                failed |= launcher([places[run.folder] for run in taught], tick)
+        finally:
+            _note_unfinished(out, [run for run in missing.values() if run.key not in held])
         reasons = {folder.name: reason for folder, reason in failed.items()}
         reasons |= {
-            run.folder: f"its teacher {run.teacher} failed" for run in students if run not in taught
+            run.folder: f"its teacher {run.teacher} failed"
+            for run in students
+            if places[str(run.teacher)] in failed
         }
         return [held[run.key] for run in plan if run.key in held], reasons
+
+
+def _note_unfinished(out: Path, missing: Sequence[PlannedRun]) -> None:
+    """Writes which runs have begun and have no record, and how far they came."""
+    lines = []
+    for run in missing:
+        folder = out / RUNS / run.folder
+        if (folder / LOG).is_file():
+            epochs = len({line["epoch"] for line in read_jsonl(folder / EPOCHS)})
+            names = {"dataset": run.dataset, "budget": run.budget, "row": run.row, "seed": run.seed}
+            lines.append({**names, "epochs": epochs, "of": run.config["max_epochs"]})
+    (out / UNFINISHED).unlink(missing_ok=True)
+    if lines:
+        append_lines(out / UNFINISHED, lines)
 
 
 def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:

@@ -136,13 +136,38 @@ class DatasetEntry(Section):
     changes: list[str] = []
 
 
+class Stage(Section):
+    """Runs of one budget that belong together: some rows, with some seeds.
+
+    Attributes:
+        seeds: only those that the benchmark has too are run.
+        near: only the rows whose run of the benchmark's first seed lies within so many points of
+            the first of its bases in the first headline score, and these bases; a row without
+            such a pair of records is not run yet. Null: all rows.
+        teacher_budget: the budget of the teacher, if it is not the students'.
+        minutes: minutes that a run takes, measured or estimated, beside as many others as the
+            benchmark's description says.
+
+    >>> Stage(budget="50", rows=["simclr", "pcl"], seeds=[2, 3], near=1.0).near
+    1.0
+    """
+
+    budget: Name
+    rows: Annotated[list[Name], MinLen(1)]
+    seeds: Annotated[list[Seed], MinLen(1)]
+    near: PositiveFloat | None = None
+    teacher_budget: Name | None = None
+    minutes: PositiveFloat | None = None
+
+
 class BenchmarkSettings(Section):
-    """A grid: data sets x budgets x rows x seeds.
+    """A grid: data sets x budgets x rows x seeds; or stages of it, one after the other.
 
     Attributes:
         datasets: data sets by the name of their folder of configs.
         budgets: changes that apply to every run of a budget, by its name.
         default_rows: rows that are run if none are named; null: all.
+        stages: parts of the grid, by name, which are run in this order; empty: the whole grid.
         teacher: the row whose run, of seed 0, is the teacher of the others.
         evaluation: settings of ``solo-ext eval suite`` after the last epoch, by protocol; null
             means a protocol's defaults.
@@ -164,6 +189,7 @@ class BenchmarkSettings(Section):
     seeds: Annotated[list[Seed], MinLen(1)] = [1]
     rows: Annotated[dict[Name, Row], MinLen(1)]
     default_rows: list[Name] | None = None
+    stages: dict[Name, Stage] = {}
     teacher: Name | None = None
     evaluation: Annotated[dict[str, Free | None], MinLen(1)] = {"knn": None, "linear": None}
     headline: list[str] | None = None
@@ -179,6 +205,17 @@ class BenchmarkSettings(Section):
         self.check_rows("teacher", [self.teacher] if self.teacher else [])
         for name, row in self.rows.items():
             self.check_rows(f"rows.{name}.bases", row.bases)
+        for name, stage in self.stages.items():
+            key = f"stages.{name}"
+            self.check_rows(f"{key}.rows", stage.rows)
+            for of in ("budget", "teacher_budget"):
+                value = getattr(stage, of)
+                if value is not None and value not in self.budgets:
+                    remedy = suggest_name(value, self.budgets, show=40)
+                    raise ConfigError(f"{key}.{of}", value, "no such budget", remedy)
+            if stage.near is not None and not self.headline:
+                problem = "rows are compared by the first headline score"
+                raise ConfigError(f"{key}.near", stage.near, problem, "give headline")
         for measure in self.headline or ():
             self._check_measure("headline", measure)
         if self.tuning is not None:
@@ -211,9 +248,9 @@ class BenchmarkSettings(Section):
         if (short := short_name(measure)) != measure:
             raise ConfigError(key, measure, "records leave acc1 out of a name", f"write {short}")
 
-    def seeds_of(self, row: str) -> list[int]:
-        """Seeds of a row's runs; the teacher has only seed 0, because all students share it."""
-        return [0] if row == self.teacher else self.seeds
+    def seeds_of(self, row: str, seeds: Sequence[int] | None = None) -> list[int]:
+        """Seeds of a row's runs, all or the given ones; 0 for the teacher, which all share."""
+        return [0] if row == self.teacher else list(self.seeds if seeds is None else seeds)
 
 
 def short_name(score: str) -> str:

@@ -149,7 +149,7 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
     # Somebody may have resumed the run by `solo-ext pretrain --resume`, which times no epoch.
     timed = trained and len(epochs) == context.model.epoch
     seconds = sum(e["seconds"] for e in epochs)
-    of_plan = {k: v for k, v in vars(planned).items() if k not in ("baseline", "teacher")}
+    of_plan = {k: v for k, v in vars(planned).items() if k in Record.__annotations__}
     measured = {
         "config": _without_paths(prepared.run.model_dump(), planned),
         # Record the code of the first start, as `changed` if a later start ran other code.
