@@ -23,10 +23,11 @@ from solo_ext.lab.cli import benchmark
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
-from solo_ext.lab.experiments.records import read_records
+from solo_ext.lab.experiments.records import UNFINISHED, read_records
 from solo_ext.lab.experiments.results import read_results
 from solo_ext.lab.experiments.run import LOCK, run_benchmark
 from solo_ext.lab.experiments.settings import checked_benchmark
+from solo_ext.lab.experiments.work import LOG, RECORD
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
@@ -334,7 +335,7 @@ def test_wrong_slurm_options(tmp_path: Path) -> None:
 
 
 def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> None:
-    """Those of a teacher that failed are not started."""
+    """Those of a teacher that failed, or that a time limit kept from its end, are not started."""
     tiny["rows"] = {"teacher": {"config": "teacher"}, "seed": {"config": "seed"}}
     settings = checked_benchmark(tiny | {"teacher": "teacher", "seeds": [1]})
     plan = make_plan(settings)
@@ -342,17 +343,26 @@ def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> 
 
     def launcher(folders: Sequence[Path], *_: Any) -> dict[Path, str]:
         started.extend(folder.name for folder in folders)
+        for folder in folders:
+            (folder / LOG).touch()
+            if not fails and not stopped:
+                (folder / RECORD).write_text("{}")
         return {folder: "out of memory" for folder in folders if fails}
 
-    fails = True
+    fails, stopped = True, False
     records, failed = run_benchmark(settings, plan, tmp_path, launcher)
     teacher, student = (run.folder for run in plan)
     assert started == [teacher]
     assert failed == {teacher: "out of memory", student: f"its teacher {teacher} failed"}
     assert records == []
-    fails = False
+    fails, stopped = False, True
+    assert run_benchmark(settings, plan, tmp_path, launcher) == ([], {})
+    assert started[1:] == [teacher]
+    (unfinished,) = read_jsonl(tmp_path / UNFINISHED)
+    assert (unfinished["row"], unfinished["epochs"], unfinished["of"]) == ("teacher", 0, 3)
+    stopped = False
     run_benchmark(settings, plan, tmp_path, launcher)
-    assert started[1:] == [teacher, student]
+    assert started[2:] == [teacher, student]
 
 
 def test_as_many_runs_at_once_as_their_processes_have_cores(
