@@ -94,8 +94,10 @@ class LocalLauncher:
         return failed
 
     def _due(self, waiting: Sequence[Path]) -> Path | None:
-        """The first run that ends within the limit, if there is one."""
-        return next((f for f in waiting if self.pace is None or self.pace.fits(f)), None)
+        """The next run, or with a limit the next one that ends within it, if there is one."""
+        if self.pace is None:
+            return waiting[0] if waiting else None
+        return self.pace.next_of(waiting)
 
     def _keep_to_limit(self, running: dict[int, tuple[Path, ForkServerProcess]]) -> None:
         """Stops runs that would not end within the limit; they save first."""

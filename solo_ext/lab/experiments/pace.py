@@ -44,6 +44,7 @@ class Pace:
     _running: dict[Path, _Started] = field(default_factory=dict)
     _scales: list[float] = field(default_factory=list)
     _around: list[float] = field(default_factory=list)
+    _started: int = 0
 
     @property
     def left(self) -> float:
@@ -52,6 +53,7 @@ class Pace:
 
     def starts(self, folder: Path) -> None:
         """Notes that a run was started."""
+        self._started += 1
         before = len(_epochs(folder))
         self._running[folder] = _Started(time.monotonic(), before, before + 1)
 
@@ -88,6 +90,16 @@ class Pace:
         """Whether a run that is started now is predicted to end in time."""
         needed = self.needs(folder)
         return self.left > 0 if needed is None else needed <= self.left
+
+    def next_of(self, waiting: Sequence[Path]) -> Path | None:
+        """The first run that fits.
+
+        If none does by what is declared alone, the first one starts all the same: a wrong guess
+        must not leave the machine idle.
+        """
+        fitting = next((folder for folder in waiting if self.fits(folder)), None)
+        guessed = not self._started and self.left > 0 and bool(waiting)
+        return waiting[0] if fitting is None and guessed else fitting
 
     def superfluous(self) -> Path | None:
         """The run to stop, so that others end in time: the last one, if any will not.

@@ -80,6 +80,20 @@ def test_what_was_measured_corrects_what_was_declared(tmp_path: Path, clock: Clo
     assert limit.needs(waiting) == pytest.approx(300 - 89)
 
 
+def test_a_wrong_guess_does_not_leave_the_machine_idle(tmp_path: Path, clock: Clock) -> None:
+    limit = Pace(clock.now + 60)
+    first, other = run(tmp_path, "a"), run(tmp_path, "b")
+    short = run(tmp_path, "c", minutes=0.5)
+    assert limit.next_of([first, other, short]) == short
+    assert limit.next_of([first, other]) == first
+    limit.starts(first)
+    assert limit.next_of([other]) is None
+    clock.now += 10
+    limit.ends(first, whole=True)
+    assert limit.next_of([other]) == other
+    assert Pace(clock.now).next_of([other]) is None
+
+
 def test_a_failed_run_says_nothing_about_time(tmp_path: Path, clock: Clock) -> None:
     limit, first, waiting = Pace(clock.now + 1000), run(tmp_path, "a"), run(tmp_path, "b")
     limit.starts(first)

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Minutes of a GPU: the next runs of the benchmark cifar10_slots, on a machine that may have no network.
+#
+#   scripts/gpu_slot.sh pack             # where there is a network: wheels and images, in gpu_pack/
+#   scripts/gpu_slot.sh train [--dry-run] [--toy]
+#
+# `train` sets up from gpu_pack/ what the machine lacks, where that folder is; else it takes the active
+# environment and the images in $SOLO_EXT_DATA/cifar10/{train,test}. `--dry-run` says what would run and
+# when, `--toy` runs two rows of a tiny network on a CPU. Repeat the command, or call it on another machine
+# with the records that came back: what has a record is not run again.
+#
+#   MINUTES=9     after which it has ended, set-up included
+#   PARALLEL=6    runs at once
+#   OUT           a folder for gpu_slot.tar.gz: records, logs and environments, at most a few MiB
+#   PACK, WORK    other folders than gpu_pack and benchmark_runs/gpu_slot
+#   PYTHON=python3, PACK_PYTHON=3.12 (of the machine with the GPU), SOLO_LEARN_ROOT (main; else 1.0.2)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+began=$SECONDS
+root=$PWD python=${PYTHON:-python3}
+pack=${PACK:-$PWD/gpu_pack} work=${WORK:-$PWD/benchmark_runs/gpu_slot}
+# What a machine with PyTorch for GPUs need not have, with what these need; all are small.
+wheels=(hydra-core omegaconf antlr4-python3-runtime pydantic pydantic-core annotated-types
+    typing-inspection lightning pytorch-lightning lightning-utilities torchmetrics timm safetensors
+    einops tqdm rich filelock packaging jinja2 typing-extensions pyyaml)
+
+fail() { echo "gpu_slot.sh: $*" >&2; exit 2; }
+
+pack() {
+    [ $# = 0 ] || fail "pack: no option $1"
+    local data=${SOLO_EXT_DATA:-datasets}/cifar10 split
+    [ -d "$data/train" ] && [ -d "$data/test" ] || fail "$data: no train/ and test/; set SOLO_EXT_DATA"
+    rm -rf "$pack" && mkdir -p "$pack/wheels"
+    echo "== wheels for Python ${PACK_PYTHON:-3.12}"
+    local pinned=() name
+    for name in "${wheels[@]}"; do
+        pinned+=("$(grep -m1 "\"$name==" pyproject.toml | sed 's/^ *"//; s/[" ;].*//')")
+    done
+    local platforms=() number
+    for number in 2_17 2_24 2_27 2_28 2_31 2_34 2_35; do platforms+=(--platform "manylinux_${number}_x86_64"); done
+    # It has no wheel of its own there.
+    $python -m pip wheel -q --no-deps -w "$pack/wheels" "$(printf '%s\n' "${pinned[@]}" | grep antlr4)"
+    $python -m pip download -q --no-deps --only-binary=:all: --python-version "${PACK_PYTHON:-3.12}" \
+        --implementation cp "${platforms[@]}" --platform manylinux2014_x86_64 --find-links "$pack/wheels" \
+        -d "$pack/wheels" "${pinned[@]}"
+    if [ -n "${SOLO_LEARN_ROOT:-}" ]; then
+        mkdir "$pack/host" && cp -r "$SOLO_LEARN_ROOT/solo" "$pack/host/"
+    else
+        $python -m pip download -q --no-deps -d "$pack/wheels" solo-learn==1.0.2
+    fi
+    echo "== images"
+    for split in train test; do tar -czf "$pack/$split.tar.gz" -C "$data" "$split"; done
+    du -sm "$pack" | sed "s|\t.*| MiB in $pack|"
+}
+
+set_up() {
+    [ -d "$pack" ] || return 0
+    echo "== set-up"
+    local lacking
+    lacking=$($python - "$pack/wheels" <<'P'
+import importlib.metadata as held, pathlib, re, sys
+names = {re.sub(r"[_.]+", "-", w.name.split("-")[0]).lower() for w in pathlib.Path(sys.argv[1]).glob("*.whl")}
+def there(name):
+    try:
+        return bool(held.version(name))
+    except held.PackageNotFoundError:
+        return False
+print(*sorted(n for n in names if not there(n)))
+P
+    )
+    # shellcheck disable=SC2086 # several names
+    [ -z "$lacking" ] || $python -m pip install -q --no-index --no-deps --no-compile --upgrade \
+        --find-links "$pack/wheels" --target "$work/site" $lacking
+    if [ ! -e "$work/data/whole" ]; then
+        mkdir -p "$work/data/cifar10"
+        local split
+        for split in train test; do tar -xzf "$pack/$split.tar.gz" -C "$work/data/cifar10"; done
+        touch "$work/data/whole"
+    fi
+    export SOLO_EXT_DATA=$work/data
+    export PYTHONPATH=$root:$work/site:$pack/host${PYTHONPATH:+:$PYTHONPATH}
+}
+
+train() {
+    local dry=() toy='' word out=results/cifar10_slots stages=(a b c claims teacher d) more=()
+    for word; do
+        case $word in
+            --dry-run) dry=(--dry-run) ;;
+            --toy) toy=yes ;;
+            *) fail "train: no option $word" ;;
+        esac
+    done
+    mkdir -p "$work"
+    set_up
+    if [ -n "$toy" ]; then
+        export CUDA_VISIBLE_DEVICES=
+        out=$work/toy stages=(a)
+        local tiny="'max_epochs=2','scheduler.warmup_epochs=1','precision=32-true','accelerator=cpu'"
+        tiny+=",'backbone.name=timm/resnet10t','optimizer.batch_size=32'"
+        more=("budgets.50=[$tiny,'backbone.kwargs={channels: [8, 8, 8, 8], small_stem: false}']"
+            "evaluation.linear={max_iterations: 5}" --rows simclr hard_negative)
+    else
+        $python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' || [ -n "${dry[*]}" ] ||
+            fail "torch sees no GPU; --toy runs on a CPU"
+    fi
+    # A minute is kept for set-up and for what comes back.
+    local minutes=$((${MINUTES:-9} - (SECONDS - began + 59) / 60)) code=0
+    [ "$minutes" -ge 1 ] || fail "no time is left of MINUTES=${MINUTES:-9}"
+    $python -m solo_ext benchmark run cifar10_slots "${more[@]:0:2}" --out "$out" --stages "${stages[@]}" \
+        --parallel "${PARALLEL:-6}" --within "$minutes" "${dry[@]}" "${more[@]:2}" || code=$?
+    if [ -n "${OUT:-}" ] && [ -z "${dry[*]}" ] && [ -d "$out" ]; then
+        mkdir -p "$OUT"
+        (cd "$out" && find . -name '*.jsonl' -o -name '*.log' -o -name '*.yaml' -o -name '*.md' \
+            -o -name 'environment.json' -o -name verdicts.json | tar -czf "$OUT/gpu_slot.tar.gz" -T -)
+        du -sk "$OUT/gpu_slot.tar.gz" | sed "s|\t.*| KiB in $OUT/gpu_slot.tar.gz|"
+    fi
+    exit "$code"
+}
+
+case ${1:-} in
+    pack | train) "$@" ;;
+    *) sed -n '2,18s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+esac
