@@ -1,47 +1,184 @@
-"""Writes the tables of docs/benchmarks/index.md and its picture from records.
+"""Writes the tables of docs/benchmarks/index.md and the pictures from records.
 
-python scripts/update_results.py    # from results/claims, digits and cifar10-cpu
+python scripts/update_results.py    # from results/cifar10_slots, claims, digits and cifar10-cpu
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 from solo_ext.core.files import write_text
 from solo_ext.lab.experiments.records import SETTINGS
-from solo_ext.lab.experiments.report import claims_remark, claims_table, mean_and_deviation
-from solo_ext.lab.experiments.results import Results, read_results
+from solo_ext.lab.experiments.report import (
+    DASH,
+    claims_remark,
+    claims_table,
+    mean_and_deviation,
+    mean_and_interval,
+)
+from solo_ext.lab.experiments.results import Place, Results, read_results
 from solo_ext.lab.experiments.verdicts import verdicts
 from solo_ext.lab.pages import Table, escaped, markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "index.md"
+README = ROOT / "README.md"
+PUBLISHED = ROOT / "results" / "published.csv"
+SLOTS = ROOT / "results" / "cifar10_slots"
 FOLDERS = [ROOT / "results" / name for name in ("digits", "cifar10-cpu")]
 CLAIMS = ROOT / "results" / "claims"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+FIRST = "a"
+"""The stage that has to be whole before its picture is that of the README."""
+ANCHORS = (("lightly", "128", "200"), ("solo-learn", "256", "1000"))
+"""Published rows that stand beside ours: library, batch and epochs; ResNet-18 on CIFAR-10."""
+_NAMES = {
+    "linear": ("Linear", "linear_top1"),
+    "knn": ("kNN, k 20", ""),
+    "knn_200": ("kNN, k 200", "knn_top1"),
+}
+"""Of a score: the head of its column, and its column in the published rows."""
 MEASURES = 2
 """How many of the headline's scores the page shows."""
 
 
 def files() -> dict[Path, str]:
     """What the records say."""
-    return {
-        PAGE: updated(PAGE.read_text(), contents(CLAIMS, FOLDERS, PAGE.parent)),
-        PAGE.parent / f"{FOLDERS[0].name}.svg": picture(read_results(FOLDERS[0])),
-    }
+    slots, digits = read_results(SLOTS), read_results(FOLDERS[0])
+    root, place = PAGE.parent, first_place(slots)
+    pictures = {root / "digits.svg": picture(digits, digits.places()[0])}
+    shown = (
+        "![Linear probes on digits, five seeds: methods of this package in orange]({}digits.svg)"
+    )
+    if place is not None:
+        pictures[root / "cifar10.svg"] = picture(slots, place)
+        words = "Linear probes on CIFAR-10, ResNet-18: methods of this package in orange"
+        shown = f"![{words}]({{}}cifar10.svg)"
+    parts = [shown.format(""), slots_section(slots, root), contents(CLAIMS, FOLDERS, root)]
+    readme = updated(README.read_text(), shown.format("docs/benchmarks/"))
+    return {PAGE: updated(PAGE.read_text(), "\n\n".join(parts)), README: readme, **pictures}
 
 
 def updated(page: str, content: str) -> str:
     """The page with other content between its markers."""
     before, _, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert end, f"{PAGE.name}: needs one line {BEGIN!r}, and one {END!r} after it"
+    assert end, f"a page needs one line {BEGIN!r}, and one {END!r} after it"
     return f"{before}{BEGIN}\n{content}\n{END}{after}"
+
+
+def first_place(slots: Results) -> Place | None:
+    """Where the first stage was run, if all of its runs have records."""
+    stage = slots.settings.stages[FIRST]
+    (dataset,) = slots.settings.datasets
+    place = Place(dataset, stage.budget)
+    whole = all(seed in slots.runs(place, row) for row in stage.rows for seed in stage.seeds)
+    return place if whole else None
+
+
+def slots_section(slots: Results, root: Path) -> str:
+    """The one table of CIFAR-10 whole: ours, the built-ins', and what libraries report."""
+    link = Path(os.path.relpath(SLOTS.resolve(), root.resolve())).as_posix()
+    return "\n\n".join(
+        [
+            f"**CIFAR-10, all images, ResNet-18** ([report]({link}/report.md))",
+            markdown_table(slots_table(slots, published())),
+            "Percent; mean ± deviation where there are several seeds. Bold: the highest mean of a "
+            "budget of which no run is missing. Over its base: difference in "
+            "the linear probe, paired by seed, with its 95 % interval where there are several. "
+            "Minutes are of training. Reported rows are of their libraries' own pages, on the "
+            "original images; lightly's are the best epoch. `rehearsal` is a network of half the "
+            "width on a CPU, which shows that the plan runs and ranks nothing.",
+        ]
+    )
+
+
+def published() -> list[dict[str, str]]:
+    """Rows of libraries for CIFAR-10 with a ResNet-18, in the order of the anchors."""
+    with PUBLISHED.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["dataset"] == "CIFAR-10"]
+    keys = ("library", "batch", "epochs")
+    return [r for anchor in ANCHORS for r in rows if tuple(r[k] for k in keys) == anchor]
+
+
+def slots_table(slots: Results, anchors: Sequence[Mapping[str, str]]) -> Table:
+    """A line for each row and budget of the stages, then one for each published number of it."""
+    (dataset,) = slots.settings.datasets
+    staged: dict[str, dict[Place, None]] = {}
+    for stage in slots.settings.stages.values():
+        for row in stage.rows:
+            if stage.near is None:
+                staged.setdefault(row, {})[Place(dataset, stage.budget)] = None
+    lines, bold = [], set()
+    for row in slots.settings.rows:
+        for place in staged.get(row, ()):
+            if not slots.missing(place):
+                bold |= {
+                    (len(lines), 3 + column)
+                    for column, measure in enumerate(slots.measures)
+                    if row in slots.best(place, measure)
+                }
+            lines.append(_slot(slots, place, row))
+        lines += [_anchor(a, slots.measures) for a in anchors if a["registered"] == row]
+    head = [
+        "Method",
+        "Epochs",
+        "Seeds",
+        *(_NAMES[measure][0] for measure in slots.measures),
+        "Over its base",
+        "Minutes",
+        "GPU memory",
+        "Measured or reported",
+    ]
+    numeric = frozenset(range(1, len(head) - 1))
+    return Table(head, lines, numeric=numeric, bold=frozenset(bold))
+
+
+def _slot(slots: Results, place: Place, row: str) -> list[str]:
+    held, label = list(slots.runs(place, row).values()), slots.label(row)
+    budget = slots.settings.budgets[place.budget]
+    asked = next(c.partition("=")[2] for c in budget if c.startswith("max_epochs="))
+    if not held:
+        dashes = [DASH] * (len(slots.measures) + 3)
+        return [label, asked, "0", *dashes, f"missing ({place.budget})"]
+    scores = [mean_and_deviation(slots.mean(place, row, m)) for m in slots.measures]
+    (base, *_) = [*slots.settings.rows[row].bases, None]
+    gain = None if base is None else slots.difference(place, row, base, slots.measures[0])
+    over = DASH if gain is None else f"{mean_and_interval(gain)} ({base})"
+    seconds = [r["seconds"] for r in held if r["seconds"] is not None]
+    gpus = sorted({gpu for r in held for gpu in r["environment"]["gpus"]})
+    cuda = max((r["memory"] or {}).get("cuda") or 0 for r in held)
+    return [
+        label,
+        asked,
+        str(len(held)),
+        *scores,
+        over,
+        f"{sum(seconds) / len(seconds) / 60:.1f}" if seconds else DASH,
+        f"{cuda / 2**30:.2f} GiB" if cuda else DASH,
+        f"here, {', '.join(gpus) or 'a CPU core'}; {place.budget}",
+    ]
+
+
+def _anchor(row: Mapping[str, str], measures: Sequence[str]) -> list[str]:
+    scores = [row.get(_NAMES[measure][1]) or DASH for measure in measures]
+    memory = f"{row['peak_gpu_gb']} GB" if row["peak_gpu_gb"] else DASH
+    return [
+        f"{row['registered']}, of {row['library']}",
+        f"{int(row['epochs']):,}",
+        row["seeds"] or DASH,
+        *scores,
+        DASH,
+        row["time_min"] or DASH,
+        memory,
+        f"reported by {row['source'].partition(':')[0]}, batch {row['batch']}",
+    ]
 
 
 def contents(experiments: Path, folders: Sequence[Path], root: Path) -> str:
@@ -124,9 +261,9 @@ ROW, LEFT, WIDTH = 20, 250, 760
 OURS, OTHERS = "#c2410c", "#37474f"
 
 
-def picture(results: Results) -> str:
+def picture(results: Results, place: Place) -> str:
     """A dot and a line of one deviation to each side for every row's first score, as SVG."""
-    place, measure = results.places()[0], results.measures[0]
+    measure = results.measures[0]
     means = {row: results.mean(place, row, measure) for row in results.rows(place)}
     found = {row: mean for row, mean in means.items() if mean is not None}
     rows = sorted(found, key=lambda row: -found[row].mean)

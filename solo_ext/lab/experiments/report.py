@@ -258,8 +258,12 @@ def mean_and_deviation(found: Estimate | None, of: int | None = None) -> str:
     return f"{found.mean:.2f}{spread}{_count(found, of)}"
 
 
-def _mean_and_interval(found: Estimate | None, of: int | None = None) -> str:
-    """A difference and its 95 % interval, in the format of :func:`mean_and_deviation`."""
+def mean_and_interval(found: Estimate | None, of: int | None = None) -> str:
+    """A difference and its 95 % interval, in the format of :func:`mean_and_deviation`.
+
+    >>> mean_and_interval(estimate([2.0, 4.0, 1.0]))
+    '+2.33 (−1.46 to +6.13)'
+    """
     if found is None:
         return DASH
     spread = "" if found.low is None else f" ({found.low:+.2f} to {found.high:+.2f})"
@@ -334,7 +338,7 @@ def differences_table(results: Results, place: Place) -> Table:
             if results.runs(place, base):
                 found = (results.difference(place, row, base, m) for m in results.measures)
                 name = f"{results.label(row)} minus {results.label(base)}"
-                lines.append([name, str(pairs), *(_mean_and_interval(one, pairs) for one in found)])
+                lines.append([name, str(pairs), *(mean_and_interval(one, pairs) for one in found)])
     head = ["Difference", "Pairs", *results.measures]
     return Table(head, lines, numeric=frozenset(range(1, len(head))))
 
@@ -356,7 +360,7 @@ def _verdict_table(results: Results, found: Sequence[Verdict]) -> Table:
 
 def _outcome(verdict: Verdict) -> tuple[str, str]:
     reason = f" ({verdict.reason})" if verdict.reason else ""
-    return _mean_and_interval(verdict.estimate), verdict.answer + reason
+    return mean_and_interval(verdict.estimate), verdict.answer + reason
 
 
 def _expectation(results: Results, claim: Hypothesis) -> str:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from scripts import update_results
-from scripts.update_results import BEGIN, END, contents, picture, tables
-from solo_ext.lab.experiments.results import read_results
+from scripts.update_results import (
+    BEGIN,
+    END,
+    contents,
+    first_place,
+    picture,
+    published,
+    slots_table,
+    tables,
+)
+from solo_ext.lab.experiments.results import Results, read_results
 from tests.lab.experiments.report_records import record, rows_of, settings, write_folder
 
 A, B = [50.0, 53.0, 52.0], [48.0, 49.0, 51.0]
@@ -54,7 +64,8 @@ def test_page_begins_with_the_claims(folder: Path, tmp_path: Path) -> None:
 
 
 def test_picture_is_xml_with_every_row(folder: Path) -> None:
-    drawn = ElementTree.fromstring(picture(read_results(folder)))
+    results = read_results(folder)
+    drawn = ElementTree.fromstring(picture(results, results.places()[0]))
     words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"a", "b"} <= set(words)
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 2
@@ -66,6 +77,50 @@ def test_pages_are_what_the_records_say(folder: Path, monkeypatch: pytest.Monkey
         assert file.read_text() == text, f"{file}: run scripts/update_results.py"
     monkeypatch.setattr(update_results, "FOLDERS", [folder])
     assert any(not f.is_file() or f.read_text() != t for f, t in update_results.files().items())
+
+
+def staged(tmp_path: Path, seeds: Sequence[int]) -> Results:
+    """Stage a, of rows a and b, whose run of seed 2 may be missing; stage b has no run."""
+    made = settings(
+        budgets={"short": ["max_epochs=4"], "long": ["max_epochs=8"]},
+        stages={
+            "a": {"budget": "short", "rows": ["a", "b"], "seeds": [1, 2]},
+            "b": {"budget": "long", "rows": ["a"], "seeds": [1]},
+            "c": {"budget": "long", "rows": ["b"], "seeds": [1], "near": 1.0},
+        },
+        headline=["linear", "knn", "knn_200"],
+    )
+    found = [record(row, n, 50.0 + n * (row == "a"), budget="short") for row in "ab" for n in seeds]
+    return read_results(write_folder(tmp_path, made, found))
+
+
+def test_the_table_of_slots(tmp_path: Path) -> None:
+    """What was measured, what is missing, and what others report beside it."""
+    anchor = dict.fromkeys(("linear_top1", "time_min", "peak_gpu_gb", "seeds"), "")
+    anchor |= {"registered": "b", "library": "lightly", "knn_top1": "84.7", "epochs": "200"}
+    table = slots_table(staged(tmp_path, [1, 2]), [anchor | {"batch": "128", "source": "x@1:file"}])
+    shown = [[row[n] for n in (0, 1, 2, 3, 6, 9)] for row in table.rows]
+    assert shown == [
+        ["a", "4", "2", "61.50 ± 0.71", "+1.50 (−4.85 to +7.85) (b)", "here, a CPU core; short"],
+        ["a", "8", "0", "–", "–", "missing (long)"],
+        ["b", "4", "2", "60.00 ± 0.00", "–", "here, a CPU core; short"],
+        ["b, of lightly", "200", "–", "–", "–", "reported by x@1, batch 128"],
+    ]
+    assert table.rows[3][5] == "84.7"
+    assert table.bold == {(0, 3), (0, 4)}
+
+
+def test_the_first_stage_has_to_be_whole(tmp_path: Path) -> None:
+    assert first_place(staged(tmp_path / "whole", [1, 2])) == ("digits", "short")
+    part = staged(tmp_path / "part", [1])
+    assert first_place(part) is None
+    assert slots_table(part, []).bold == frozenset()
+
+
+def test_published_anchors() -> None:
+    found = {(r["library"], r["registered"]): r for r in published()}
+    assert found["lightly", "simclr"]["knn_top1"] == "84.7"
+    assert found["solo-learn", "nnclr"]["linear_top1"] == "91.88"
 
 
 def test_only_what_is_between_the_markers_is_written() -> None:
