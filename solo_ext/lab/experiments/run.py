@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def run_benchmark(
             if taught:
                 failed |= launcher([places[run.folder] for run in taught], tick)
         finally:
-            _note_unfinished(out, [run for run in missing.values() if run.key not in held])
+            _note_unfinished(out, plan, held)
         reasons = {folder.name: reason for folder, reason in failed.items()}
         reasons |= {
             run.folder: f"its teacher {run.teacher} failed"
@@ -130,18 +130,27 @@ def run_benchmark(
         return [held[run.key] for run in plan if run.key in held], reasons
 
 
-def _note_unfinished(out: Path, missing: Sequence[PlannedRun]) -> None:
-    """Writes which runs have begun and have no record, and how far they came."""
-    lines = []
-    for run in missing:
+def _note_unfinished(out: Path, plan: Sequence[PlannedRun], held: Mapping[str, Record]) -> None:
+    """Writes which planned runs have begun and have no record, and how far they came.
+
+    Lines of runs that this call did not plan stay.
+    """
+    cells = "dataset", "budget", "row", "seed"
+    lines = {tuple(line.get(c) for c in cells): line for line in read_jsonl(out / UNFINISHED)}
+    for run in plan:
+        names = {cell: vars(run)[cell] for cell in cells}
+        lines.pop(tuple(names.values()), None)
         folder = out / RUNS / run.folder
-        if (folder / LOG).is_file():
+        if run.key not in held and (folder / LOG).is_file():
             epochs = len({line["epoch"] for line in read_jsonl(folder / EPOCHS)})
-            names = {"dataset": run.dataset, "budget": run.budget, "row": run.row, "seed": run.seed}
-            lines.append({**names, "epochs": epochs, "of": run.config["max_epochs"]})
+            lines[tuple(names.values())] = {
+                **names,
+                "epochs": epochs,
+                "of": run.config["max_epochs"],
+            }
     (out / UNFINISHED).unlink(missing_ok=True)
     if lines:
-        append_lines(out / UNFINISHED, lines)
+        append_lines(out / UNFINISHED, list(lines.values()))
 
 
 def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:

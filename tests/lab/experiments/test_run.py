@@ -22,8 +22,10 @@ from solo_ext.core.files import locked, read_jsonl
 from solo_ext.lab.cli import benchmark
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher
+from solo_ext.lab.experiments.pace import _SAVING, Pace
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
 from solo_ext.lab.experiments.records import UNFINISHED, read_records
+from solo_ext.lab.experiments.report import write_report
 from solo_ext.lab.experiments.results import read_results
 from solo_ext.lab.experiments.run import LOCK, run_benchmark
 from solo_ext.lab.experiments.settings import checked_benchmark
@@ -363,6 +365,27 @@ def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> 
     stopped = False
     run_benchmark(settings, plan, tmp_path, launcher)
     assert started[2:] == [teacher, student]
+
+
+@pytest.mark.slow
+def test_a_time_limit_stops_runs_that_go_on_next_time(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    """Neither a record nor a failure, and what was trained is not trained again."""
+    tiny["budgets"] = {"default": ["max_epochs=100000", "online_eval.every_n_epochs=0"]}
+    settings = checked_benchmark(tiny | {"seeds": [1], "default_rows": ["simclr", "raw-pixels"]})
+    plan, epochs = make_plan(settings), [0]
+    for _ in range(2):
+        pace = Pace(time.monotonic() + _SAVING + 15)
+        launcher = LocalLauncher(1, 1, pace=pace)
+        records, failed = run_benchmark(settings, plan, tmp_path, launcher)
+        assert (records, failed) == ([], {})
+        assert time.monotonic() < pace.until
+        (line,) = read_jsonl(tmp_path / UNFINISHED)
+        assert (line["row"], line["of"]) == ("simclr", 100000)
+        epochs.append(line["epochs"])
+    assert epochs == sorted(set(epochs))
+    records, _ = run_benchmark(settings, plan[1:], tmp_path, LocalLauncher(1, 1))
+    text = write_report(tmp_path)[0].read_text()
+    assert f"Unfinished: simclr, seed 1, {epochs[-1]} of 100000 epochs. No result." in text
 
 
 def test_as_many_runs_at_once_as_their_processes_have_cores(
