@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Minutes of a GPU: the next runs of the benchmark cifar10_slots, on a machine that may have no network.
+# Minutes of a GPU, on a machine that may have no network: what waits for one, as far as the time suffices.
 #
 #   scripts/gpu_slot.sh pack             # where there is a network: wheels and images, in gpu_pack/
-#   scripts/gpu_slot.sh train [--dry-run] [--toy]
+#   scripts/gpu_slot.sh train [--dry-run] [--toy]    # the next runs of the benchmark cifar10_slots
+#   scripts/gpu_slot.sh speed [--toy]    # tests marked gpu, steps and operations beside their peers, loading
 #
-# `train` sets up from gpu_pack/ what the machine lacks, where that folder is; else it takes the active
+# Both set up from gpu_pack/ what the machine lacks, where that folder is; else they take the active
 # environment and the images in $SOLO_EXT_DATA/cifar10/{train,test}. `--dry-run` says what would run and
-# when, `--toy` runs two rows of a tiny network on a CPU. Repeat the command, or call it on another machine
-# with the records that came back: what has a record is not run again.
+# when, `--toy` runs everything at tiny sizes on a CPU. Repeat the command, or call it on another machine
+# with the records that came back: a run that has a record is not run again.
 #
 #   MINUTES=9     after which it has ended, set-up included
 #   PARALLEL=6    runs at once
@@ -16,7 +17,6 @@
 #   PYTHON=python3, PACK_PYTHON=3.12 (of the machine with the GPU), SOLO_LEARN_ROOT (main; else 1.0.2)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-began=$SECONDS
 root=$PWD python=${PYTHON:-python3}
 pack=${PACK:-$PWD/gpu_pack} work=${WORK:-$PWD/benchmark_runs/gpu_slot}
 # What a machine with PyTorch for GPUs need not have, with what these need; all are small.
@@ -100,24 +100,84 @@ train() {
         more=("budgets.50=[$tiny,'backbone.kwargs={channels: [8, 8, 8, 8], small_stem: false}']"
             "evaluation.linear={max_iterations: 5}" --rows simclr hard_negative)
     else
-        $python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' || [ -n "${dry[*]}" ] ||
-            fail "torch sees no GPU; --toy runs on a CPU"
+        [ -n "${dry[*]}" ] || needs_gpu
     fi
-    # A minute is kept for set-up and for what comes back.
-    local minutes=$((${MINUTES:-9} - (SECONDS - began + 59) / 60)) code=0
+    # Whole minutes, so that up to one is kept for what comes back.
+    local minutes=$((${MINUTES:-9} - (SECONDS + 59) / 60)) code=0
     [ "$minutes" -ge 1 ] || fail "no time is left of MINUTES=${MINUTES:-9}"
     $python -m solo_ext benchmark run cifar10_slots "${more[@]:0:2}" --out "$out" --stages "${stages[@]}" \
         --parallel "${PARALLEL:-6}" --within "$minutes" "${dry[@]}" "${more[@]:2}" || code=$?
-    if [ -n "${OUT:-}" ] && [ -z "${dry[*]}" ] && [ -d "$out" ]; then
-        mkdir -p "$OUT"
-        (cd "$out" && find . -name '*.jsonl' -o -name '*.log' -o -name '*.yaml' -o -name '*.md' \
-            -o -name 'environment.json' -o -name verdicts.json | tar -czf "$OUT/gpu_slot.tar.gz" -T -)
-        du -sk "$OUT/gpu_slot.tar.gz" | sed "s|\t.*| KiB in $OUT/gpu_slot.tar.gz|"
-    fi
+    [ -n "${dry[*]}" ] || give_back "$out"
     exit "$code"
 }
 
+# What comes back: no weights, no images.
+give_back() {
+    [ -n "${OUT:-}" ] && [ -d "$1" ] || return 0
+    mkdir -p "$OUT"
+    (cd "$1" && find . -name '*.jsonl' -o -name '*.log' -o -name '*.yaml' -o -name '*.md' -o -name '*.txt' \
+        -o -name '*.xml' -o -name environment.json -o -name verdicts.json |
+        tar -czf "$OUT/gpu_slot.tar.gz" -T -)
+    du -sk "$OUT/gpu_slot.tar.gz" | sed "s|\t.*| KiB in $OUT/gpu_slot.tar.gz|"
+}
+
+needs_gpu() {
+    $python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' ||
+        fail "torch sees no GPU; --toy runs on a CPU"
+}
+
+# part NAME COMMAND...: runs it within the time that is left, and goes on if it fails.
+part() {
+    local name=$1 left=$((60 * ${MINUTES:-9} - SECONDS - 15)) begin=$SECONDS code=0
+    shift
+    if [ "$left" -lt 20 ]; then
+        echo "$name: not started, the time is over" | tee -a "$work/speed/parts.txt"
+        return 0
+    fi
+    echo "== $name: $*"
+    timeout -k 5 "$left" "$@" 2>&1 | tee "$work/speed/$name.log" || code=$?
+    case $code in
+        0) echo "$name: done in $((SECONDS - begin)) s" ;;
+        124 | 137) echo "$name: unfinished, the time is over" ;;
+        *) echo "$name: FAILED, exit code $code; $name.log ends with: $(tail -n 1 "$work/speed/$name.log")" ;;
+    esac | tee -a "$work/speed/parts.txt"
+}
+
+speed() {
+    local toy='' word row
+    for word; do
+        [ "$word" = --toy ] || fail "speed: no option $word"
+        toy=yes
+    done
+    mkdir -p "$work/speed"
+    : >"$work/speed/parts.txt"
+    set_up
+    local tests=(-m gpu -n 0 -q "--junitxml=$work/speed/tests.xml")
+    local rows=(steps queue-loss nearest protocpc mochi sinkhorn waits)
+    local images=(--sizes 32 --rounds 3 --sources "torchvision, 2 workers" "batch, in memory")
+    local device=(--device cuda)
+    if [ -n "$toy" ]; then
+        export CUDA_VISIBLE_DEVICES=
+        tests+=(tests/clustering/test_backends.py)
+        rows=(sinkhorn)
+        images=(--images 256 --sizes 32 --rounds 1 --sources "torchvision, 0 workers")
+        device=(--device cpu --quick)
+    else
+        needs_gpu
+    fi
+    part tests "$python" -m pytest "${tests[@]}"
+    for row in "${rows[@]}"; do
+        part "speed-$row" "$python" -m benchmarks.speed "${device[@]}" --check --rows "$row" \
+            --json "$work/speed/speed.jsonl"
+    done
+    part images "$python" -m benchmarks.loading "${images[@]}" --json "$work/speed/images.jsonl"
+    give_back "$work/speed"
+    [ ! -f "$work/speed/speed.md" ] || cat "$work/speed/speed.md"
+    cat "$work/speed/parts.txt"
+    ! grep -q FAILED "$work/speed/parts.txt"
+}
+
 case ${1:-} in
-    pack | train) "$@" ;;
-    *) sed -n '2,18s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+    pack | train | speed) "$@" ;;
+    *) sed -n '2,19s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
 esac

@@ -57,6 +57,44 @@ def test_toy(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_toy_of_speed(tmp_path: Path) -> None:
+    """Every part is done, or is said not to be; the table comes last."""
+    out, work = tmp_path / "out", tmp_path / "work"
+    given = {"OUT": out, "WORK": work, "PACK": tmp_path / "none"}
+    done = slot("speed", "--toy", MINUTES="5", **given)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    parts = ["tests", "speed-sinkhorn", "images"]
+    lines = (work / "speed" / "parts.txt").read_text().splitlines()
+    assert [line.partition(":")[0] for line in lines] == parts
+    assert all(": done in " in line for line in lines), lines
+    assert done.stdout.splitlines()[-3:] == lines
+    assert "| Sinkhorn" in done.stdout or "| sinkhorn" in done.stdout.lower()
+    with tarfile.open(out / "gpu_slot.tar.gz") as back:
+        names = {Path(name).name for name in back.getnames()}
+    assert {"tests.xml", "speed.jsonl", "images.jsonl", "parts.txt"} <= names
+    none = slot("speed", "--toy", MINUTES="0", **given)
+    assert none.returncode == 0
+    assert [line.partition(": ")[2] for line in none.stdout.splitlines()[-3:]] == [
+        "not started, the time is over"
+    ] * 3
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_keeps_none_back(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\necho said\n[[ "$*" != "-m pytest"* ]] || exit 3\n')
+    python.chmod(0o755)
+    given = {"PYTHON": python, "WORK": tmp_path / "work", "PACK": tmp_path / "none"}
+    done = slot("speed", "--toy", **given)
+    first, *others = done.stdout.splitlines()[-3:]
+    assert (done.returncode, first) == (
+        1,
+        "tests: FAILED, exit code 3; tests.log ends with: said",
+    )
+    assert all(": done in " in line for line in others)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pip") is None, reason="pip gathers the wheels")
 def test_pack(images: Path, tmp_path: Path) -> None:
     """Wheels for another Python, the images, and the host; less than what may be carried."""
@@ -77,6 +115,7 @@ def test_mistakes(tmp_path: Path) -> None:
     for words, problem in (
         (("train", "--tiny"), "train: no option --tiny"),
         (("pack", "x"), "pack: no option x"),
+        (("speed", "x"), "speed: no option x"),
         (("pack",), "no train/ and test/; set SOLO_EXT_DATA"),
     ):
         done = slot(*words, SOLO_EXT_DATA=tmp_path, PACK=tmp_path / "pack", WORK=tmp_path / "w")
