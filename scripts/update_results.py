@@ -90,11 +90,13 @@ def slots_section(slots: Results, root: Path) -> str:
             f"**CIFAR-10, all images, ResNet-18** ([report]({link}/report.md))",
             markdown_table(slots_table(slots, published())),
             "Percent; mean ± deviation where there are several seeds. Bold: the highest mean of a "
-            "budget of which no run is missing. Over its base: difference in "
-            "the linear probe, paired by seed, with its 95 % interval where there are several. "
-            "Minutes are of training. Reported rows are of their libraries' own pages, on the "
-            "original images; lightly's are the best epoch. `rehearsal` is a network of half the "
-            "width on a CPU, which shows that the plan runs and ranks nothing.",
+            "budget of which no run is missing. Over its base: difference in the linear probe, "
+            "paired by seed, with its 95 % interval where there are several. Minutes are of "
+            "training, memory is the GPU's. `rehearsal` is a network of half the width on a CPU "
+            "core: it shows that the plan runs and ranks nothing. Reported rows have a ResNet-18 "
+            "too, and the original images: lightly's have batches of 128, one seed and the best "
+            "epoch, solo-learn's batches of 256 and the classifier that is trained alongside "
+            f"([sources]({link.removesuffix('cifar10_slots')}published.csv)).",
         ]
     )
 
@@ -108,77 +110,58 @@ def published() -> list[dict[str, str]]:
 
 
 def slots_table(slots: Results, anchors: Sequence[Mapping[str, str]]) -> Table:
-    """A line for each row and budget of the stages, then one for each published number of it."""
+    """For each row what was measured, what is missing, and what libraries report, line by line."""
     (dataset,) = slots.settings.datasets
-    staged: dict[str, dict[Place, None]] = {}
-    for stage in slots.settings.stages.values():
-        for row in stage.rows:
-            if stage.near is None:
-                staged.setdefault(row, {})[Place(dataset, stage.budget)] = None
-    lines, bold = [], set()
+    stages = [s for s in slots.settings.stages.values() if s.near is None]
+    lines: list[list[str]] = []
+    bold = set()
     for row in slots.settings.rows:
-        for place in staged.get(row, ()):
-            if not slots.missing(place):
+        places = dict.fromkeys(Place(dataset, s.budget) for s in stages if row in s.rows)
+        for place in places:
+            if slots.runs(place, row):
+                best = [] if slots.missing(place) else slots.measures
                 bold |= {
-                    (len(lines), 3 + column)
-                    for column, measure in enumerate(slots.measures)
-                    if row in slots.best(place, measure)
+                    (len(lines), 2 + n) for n, m in enumerate(best) if row in slots.best(place, m)
                 }
-            lines.append(_slot(slots, place, row))
+                lines.append(_slot(slots, place, row))
+        if absent := [_epochs(slots, p) for p in places if not slots.runs(p, row)]:
+            rest = [DASH] * (len(slots.measures) + 1)
+            lines.append([slots.label(row), ", ".join(absent), "missing", *rest])
         lines += [_anchor(a, slots.measures) for a in anchors if a["registered"] == row]
-    head = [
-        "Method",
-        "Epochs",
-        "Seeds",
-        *(_NAMES[measure][0] for measure in slots.measures),
-        "Over its base",
-        "Minutes",
-        "GPU memory",
-        "Measured or reported",
-    ]
-    numeric = frozenset(range(1, len(head) - 1))
-    return Table(head, lines, numeric=numeric, bold=frozenset(bold))
+    names = (_NAMES[measure][0] for measure in slots.measures)
+    head = ["Method", "Epochs", *names, "Over its base", "Cost"]
+    return Table(head, lines, numeric=frozenset(range(2, len(head) - 1)), bold=frozenset(bold))
+
+
+def _epochs(slots: Results, place: Place) -> str:
+    """Epochs of a budget, and its name if that is not the number."""
+    changes = slots.settings.budgets[place.budget]
+    asked = next(c.partition("=")[2] for c in changes if c.startswith("max_epochs="))
+    return asked if asked == place.budget else f"{asked} ({place.budget})"
 
 
 def _slot(slots: Results, place: Place, row: str) -> list[str]:
-    held, label = list(slots.runs(place, row).values()), slots.label(row)
-    budget = slots.settings.budgets[place.budget]
-    asked = next(c.partition("=")[2] for c in budget if c.startswith("max_epochs="))
-    if not held:
-        dashes = [DASH] * (len(slots.measures) + 3)
-        return [label, asked, "0", *dashes, f"missing ({place.budget})"]
+    held = list(slots.runs(place, row).values())
+    seeds = f", {len(held)} seeds" if len(held) > 1 else ""
     scores = [mean_and_deviation(slots.mean(place, row, m)) for m in slots.measures]
     (base, *_) = [*slots.settings.rows[row].bases, None]
     gain = None if base is None else slots.difference(place, row, base, slots.measures[0])
-    over = DASH if gain is None else f"{mean_and_interval(gain)} ({base})"
+    over = DASH if gain is None else f"{mean_and_interval(gain)}, {base}"
     seconds = [r["seconds"] for r in held if r["seconds"] is not None]
-    gpus = sorted({gpu for r in held for gpu in r["environment"]["gpus"]})
     cuda = max((r["memory"] or {}).get("cuda") or 0 for r in held)
-    return [
-        label,
-        asked,
-        str(len(held)),
-        *scores,
-        over,
-        f"{sum(seconds) / len(seconds) / 60:.1f}" if seconds else DASH,
-        f"{cuda / 2**30:.2f} GiB" if cuda else DASH,
-        f"here, {', '.join(gpus) or 'a CPU core'}; {place.budget}",
-    ]
+    cost = [f"{sum(seconds) / len(seconds) / 60:.1f} min"] if seconds else []
+    cost += [f"{cuda / 2**30:.1f} GiB"] if cuda else []
+    cost += sorted({gpu for r in held for gpu in r["environment"]["gpus"]})
+    return [slots.label(row), _epochs(slots, place) + seeds, *scores, over, ", ".join(cost) or DASH]
 
 
 def _anchor(row: Mapping[str, str], measures: Sequence[str]) -> list[str]:
     scores = [row.get(_NAMES[measure][1]) or DASH for measure in measures]
-    memory = f"{row['peak_gpu_gb']} GB" if row["peak_gpu_gb"] else DASH
-    return [
-        f"{row['registered']}, of {row['library']}",
-        f"{int(row['epochs']):,}",
-        row["seeds"] or DASH,
-        *scores,
-        DASH,
-        row["time_min"] or DASH,
-        memory,
-        f"reported by {row['source'].partition(':')[0]}, batch {row['batch']}",
-    ]
+    cost = [f"{row['time_min']} min"] if row["time_min"] else []
+    cost += [f"{row['peak_gpu_gb']} GB"] if row["peak_gpu_gb"] else []
+    cost += [row["hardware"].removeprefix("1x ")] if cost else []
+    name = f"{row['registered']}, reported by {row['library']}"
+    return [name, f"{int(row['epochs']):,}", *scores, DASH, ", ".join(cost) or DASH]
 
 
 def contents(experiments: Path, folders: Sequence[Path], root: Path) -> str:

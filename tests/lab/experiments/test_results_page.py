@@ -22,6 +22,7 @@ from scripts.update_results import (
 from solo_ext.lab.experiments.results import Results, read_results
 from tests.lab.experiments.report_records import record, rows_of, settings, write_folder
 
+BOTH = "+1.50 (−4.85 to +7.85), b"
 A, B = [50.0, 53.0, 52.0], [48.0, 49.0, 51.0]
 
 
@@ -96,18 +97,17 @@ def staged(tmp_path: Path, seeds: Sequence[int]) -> Results:
 
 def test_the_table_of_slots(tmp_path: Path) -> None:
     """What was measured, what is missing, and what others report beside it."""
-    anchor = dict.fromkeys(("linear_top1", "time_min", "peak_gpu_gb", "seeds"), "")
-    anchor |= {"registered": "b", "library": "lightly", "knn_top1": "84.7", "epochs": "200"}
-    table = slots_table(staged(tmp_path, [1, 2]), [anchor | {"batch": "128", "source": "x@1:file"}])
-    shown = [[row[n] for n in (0, 1, 2, 3, 6, 9)] for row in table.rows]
-    assert shown == [
-        ["a", "4", "2", "61.50 ± 0.71", "+1.50 (−4.85 to +7.85) (b)", "here, a CPU core; short"],
-        ["a", "8", "0", "–", "–", "missing (long)"],
-        ["b", "4", "2", "60.00 ± 0.00", "–", "here, a CPU core; short"],
-        ["b, of lightly", "200", "–", "–", "–", "reported by x@1, batch 128"],
+    anchor = {"registered": "b", "library": "lightly", "epochs": "200", "knn_top1": "84.7"}
+    anchor |= {"time_min": "98", "peak_gpu_gb": "1.5", "hardware": "1x GPU", "linear_top1": ""}
+    table = slots_table(staged(tmp_path, [1, 2]), [anchor])
+    cost = "1.0 min"
+    assert table.rows == [
+        ["a", "4 (short), 2 seeds", "61.50 ± 0.71", "51.50 ± 0.71", "–", BOTH, cost],
+        ["a", "8 (long)", "missing", "–", "–", "–", "–"],
+        ["b", "4 (short), 2 seeds", "60.00 ± 0.00", "50.00 ± 0.00", "–", "–", cost],
+        ["b, reported by lightly", "200", "–", "–", "84.7", "–", "98 min, 1.5 GB, GPU"],
     ]
-    assert table.rows[3][5] == "84.7"
-    assert table.bold == {(0, 3), (0, 4)}
+    assert table.bold == {(0, 2), (0, 3)}
 
 
 def test_the_first_stage_has_to_be_whole(tmp_path: Path) -> None:
