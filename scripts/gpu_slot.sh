@@ -48,6 +48,9 @@ pack() {
     else
         $python -m pip download -q --no-deps -d "$pack/wheels" solo-learn==1.0.2
     fi
+    # The copy that is taken along has no git.
+    git rev-parse HEAD >"$pack/commit"
+    [ -z "$(git status --porcelain -- solo_ext configs)" ] || echo changed >>"$pack/commit"
     echo "== images"
     for split in train test; do tar -czf "$pack/$split.tar.gz" -C "$data" "$split"; done
     du -sm "$pack" | sed "s|\t.*| MiB in $pack|"
@@ -77,7 +80,8 @@ P
         for split in train test; do tar -xzf "$pack/$split.tar.gz" -C "$work/data/cifar10"; done
         touch "$work/data/whole"
     fi
-    export SOLO_EXT_DATA=$work/data
+    SOLO_EXT_COMMIT=$(tr '\n' ' ' <"$pack/commit" | sed 's/ $//')
+    export SOLO_EXT_COMMIT SOLO_EXT_DATA=$work/data
     export PYTHONPATH=$root:$work/site:$pack/host${PYTHONPATH:+:$PYTHONPATH}
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -104,6 +105,7 @@ def test_pack(images: Path, tmp_path: Path) -> None:
     names = {wheel.name.split("-")[0] for wheel in (pack / "wheels").glob("*.whl")}
     assert {"hydra_core", "omegaconf", "antlr4_python3_runtime", "pydantic_core"} <= names
     assert any("cp312" in wheel.name for wheel in (pack / "wheels").glob("pydantic_core-*"))
+    assert re.fullmatch(r"[0-9a-f]{40}(\nchanged)?", (pack / "commit").read_text().strip())
     with tarfile.open(pack / "train.tar.gz") as held:
         assert sum(member.isfile() for member in held) == 240
     # CIFAR-10's own images take 19 MiB.

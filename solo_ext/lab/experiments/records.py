@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -145,13 +146,16 @@ def read_records(folder: Path) -> list[Record]:
 def code_version() -> dict[str, Any]:
     """``version``; in a git checkout also ``commit``, and ``changed`` if files differ from that.
 
+    A copy without git takes both from ``SOLO_EXT_COMMIT``: the commit, or ``<commit> changed``.
+
     >>> code_version()["version"] == __version__
     True
     """
     root = Path(__file__).resolve().parents[3]
     found: dict[str, Any] = {"version": __version__}
     if not (root / ".git").exists():
-        return found
+        commit, _, changed = os.environ.get("SOLO_EXT_COMMIT", "").partition(" ")
+        return {**found, "commit": commit, "changed": bool(changed)} if commit else found
 
     def git(*words: str) -> str:
         return subprocess.run(

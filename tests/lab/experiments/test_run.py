@@ -17,14 +17,16 @@ import pytest
 import torch
 import yaml
 
+from solo_ext import __version__
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import locked, read_jsonl
 from solo_ext.lab.cli import benchmark
 from solo_ext.lab.cli.main import main
+from solo_ext.lab.experiments import records as recording
 from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher
 from solo_ext.lab.experiments.pace import _SAVING, Pace
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
-from solo_ext.lab.experiments.records import UNFINISHED, read_records
+from solo_ext.lab.experiments.records import UNFINISHED, code_version, read_records
 from solo_ext.lab.experiments.report import write_report
 from solo_ext.lab.experiments.results import read_results
 from solo_ext.lab.experiments.run import LOCK, run_benchmark
@@ -386,6 +388,16 @@ def test_a_time_limit_stops_runs_that_go_on_next_time(tmp_path: Path, tiny: dict
     records, _ = run_benchmark(settings, plan[1:], tmp_path, LocalLauncher(1, 1))
     text = write_report(tmp_path)[0].read_text()
     assert f"Unfinished: simclr, seed 1, {epochs[-1]} of 100000 epochs. No result." in text
+
+
+def test_the_commit_of_a_copy_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "__file__", str(tmp_path / "a" / "b" / "c" / "records.py"))
+    version = {"version": __version__}
+    assert code_version() == version
+    monkeypatch.setenv("SOLO_EXT_COMMIT", "abc")
+    assert code_version() == version | {"commit": "abc", "changed": False}
+    monkeypatch.setenv("SOLO_EXT_COMMIT", "abc changed")
+    assert code_version() == version | {"commit": "abc", "changed": True}
 
 
 def test_as_many_runs_at_once_as_their_processes_have_cores(
