@@ -30,6 +30,7 @@ pack() {
     [ $# = 0 ] || fail "pack: no option $1"
     local data=${SOLO_EXT_DATA:-datasets}/cifar10 split
     [ -d "$data/train" ] && [ -d "$data/test" ] || fail "$data: no train/ and test/; set SOLO_EXT_DATA"
+    command -v pip >/dev/null || fail "pack: it takes pip, of any Python, to gather the wheels"
     rm -rf "$pack" && mkdir -p "$pack/wheels"
     echo "== wheels for Python ${PACK_PYTHON:-3.12}"
     local pinned=() name
@@ -39,14 +40,14 @@ pack() {
     local platforms=() number
     for number in 2_17 2_24 2_27 2_28 2_31 2_34 2_35; do platforms+=(--platform "manylinux_${number}_x86_64"); done
     # It has no wheel of its own there.
-    $python -m pip wheel -q --no-deps -w "$pack/wheels" "$(printf '%s\n' "${pinned[@]}" | grep antlr4)"
-    $python -m pip download -q --no-deps --only-binary=:all: --python-version "${PACK_PYTHON:-3.12}" \
+    pip wheel -q --no-deps -w "$pack/wheels" "$(printf '%s\n' "${pinned[@]}" | grep antlr4)"
+    pip download -q --no-deps --only-binary=:all: --python-version "${PACK_PYTHON:-3.12}" \
         --implementation cp "${platforms[@]}" --platform manylinux2014_x86_64 --find-links "$pack/wheels" \
         -d "$pack/wheels" "${pinned[@]}"
     if [ -n "${SOLO_LEARN_ROOT:-}" ]; then
         mkdir "$pack/host" && cp -r "$SOLO_LEARN_ROOT/solo" "$pack/host/"
     else
-        $python -m pip download -q --no-deps -d "$pack/wheels" solo-learn==1.0.2
+        pip download -q --no-deps -d "$pack/wheels" solo-learn==1.0.2
     fi
     # The copy that is taken along has no git.
     git rev-parse HEAD >"$pack/commit"

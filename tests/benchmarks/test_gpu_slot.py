@@ -100,7 +100,7 @@ def test_a_part_that_fails_keeps_none_back(tmp_path: Path) -> None:
 def test_pack(images: Path, tmp_path: Path) -> None:
     """Wheels for another Python, the images, and the host; less than what may be carried."""
     pack = tmp_path / "pack"
-    done = slot("pack", SOLO_EXT_DATA=images, PACK=pack, PYTHON="python3")
+    done = slot("pack", SOLO_EXT_DATA=images, PACK=pack)
     assert done.returncode == 0, done.stderr
     names = {wheel.name.split("-")[0] for wheel in (pack / "wheels").glob("*.whl")}
     assert {"hydra_core", "omegaconf", "antlr4_python3_runtime", "pydantic_core"} <= names

@@ -52,7 +52,7 @@ def test_it_may_outlast_the_timeout_and_its_failure_ends_both(
         assert not said
         assert seconds > TIMEOUT
     lines = (tmp_path / "slow" / "metrics.jsonl").read_text()
-    assert lines.count("online_knn_acc1") == 2
+    assert lines.count('"online_knn_acc1":') == 2
     assert fails[0][0] == "OSError: no space left on device"
     assert fails[1][0] == "RankError: rank 0: OSError: no space left on device"
 

@@ -85,8 +85,9 @@ def test_records_of_a_grid(uninterrupted: tuple[Path, Path]) -> None:
     assert trained["curves"]["epochs"] == [0, 2, 3]
     assert trained["curves"]["seconds"][0] == 0
     assert trained["curves"]["seconds"][-1] == pytest.approx(trained["seconds"], abs=0.01)
-    # k = 5 there, the default k online.
-    assert set(trained["scores"]) == set(trained["curves"]["scores"]) == {"knn"}
+    # k = 5 there, the default ks online.
+    assert set(trained["scores"]) == {"knn"}
+    assert set(trained["curves"]["scores"]) == {"knn", "knn_200"}
     assert trained["environment"]["torch_threads"] == 1
     untrained = records["random-backbone", 1]
     assert untrained["scores"] != records["random-backbone", 2]["scores"]
@@ -437,6 +438,7 @@ def test_a_run_that_fails_in_validation_ends(tmp_path: Path) -> None:
         evaluation={"knn": {}},
         threads=1,
         teacher=None,
+        minutes=None,
     )
     folder = tmp_path / "run"
     folder.mkdir()
