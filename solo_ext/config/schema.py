@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import AfterValidator, ConfigDict, Field, SerializeAsAny, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    model_validator,
+)
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import (
@@ -60,6 +68,20 @@ OnlineProtocol = Literal[
 ]
 """Names of the protocols in ``solo_ext.lab``, which this package must not import."""
 Batches = NonNegativeInt | Probability | None
+
+
+def _of_this_machine(workers: Any) -> Any:
+    if workers != "auto":
+        return workers
+    # A job may be restricted to some of a machine's cores.
+    affinity = getattr(os, "sched_getaffinity", None)
+    return min(MOST_WORKERS, len(affinity(0)) if affinity else os.cpu_count() or 1)
+
+
+MOST_WORKERS = 8
+Workers = Annotated[NonNegativeInt, BeforeValidator(_of_this_machine)]
+"""``auto``: one process per core, at most :data:`MOST_WORKERS`."""
+Folders = FolderName | Annotated[list[FolderName], MinLen(1)]
 RunName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 Format = Literal["image_folder", "h5", "huggingface", "streaming", "webdataset", "dali"]
 Size = Annotated[str, Field(pattern=r"^[1-9]\d*(mb|gb|tb)$")]
@@ -142,20 +164,24 @@ class Mix(Section):
 class Images(Section):
     """``data``: accepts solo-learn's own runs too: any data set name, and paths are optional.
 
-    ``num_*`` are filled in.
+    ``num_classes`` and ``num_*_crops`` are filled in.
+
+    Attributes:
+        train_path: folder or file of the images; several folders of images without labels.
+        num_workers: processes that load images; ``auto`` is one per core, at most 8.
 
     >>> Images(dataset="custom", train_path="images", num_workers=0).path("train")
     'images'
     """
 
     dataset: str
-    train_path: FolderName | None = None
+    train_path: Folders | None = None
     val_path: FolderName | None = None
     format: Format = "image_folder"
     huggingface: HuggingFace | None = None
     streaming: Streaming | None = None
     unreadable: Literal["refuse", "skip"] = "refuse"
-    num_workers: NonNegativeInt = 4
+    num_workers: Workers = "auto"  # type: ignore[assignment] # a number once it is validated
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     no_labels: bool = False
     fraction: Literal[-1] | Share = -1
@@ -167,13 +193,15 @@ class Images(Section):
     num_large_crops: NonNegativeInt | None = None
     num_small_crops: NonNegativeInt | None = None
 
-    def path(self, split: str) -> str | None:
+    def path(self, split: str) -> str | list[str] | None:
         """``train_path`` or ``val_path``, for the split ``train`` or ``val``."""
         return self.train_path if split == "train" else self.val_path
 
 
 class Data(Images):
-    """``data``: the images of a pretraining run. ``num_*`` are filled in, not written by hand.
+    """``data``: the images of a pretraining run.
+
+    ``num_classes`` and ``num_*_crops`` are filled in, not written by hand.
 
     >>> data = Data(dataset="cifar10", train_path="datasets/cifar10", fraction=0.1)
     >>> data.format, data.fraction, data.path("val")
@@ -181,7 +209,7 @@ class Data(Images):
     """
 
     dataset: Literal["cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "custom"]
-    train_path: FolderName
+    train_path: Folders
 
 
 class DALI(Section):

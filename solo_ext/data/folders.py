@@ -1,4 +1,7 @@
-"""Image files: class folders, one folder without classes, or a text file that lists them.
+"""Image files: class folders, folders without classes, or a text file that lists them.
+
+Hidden files and folders, whose names begin with a dot, are passed over: macOS leaves a file
+``._name`` beside every image that it writes to a disk of another system or a zip archive.
 
 Their paths are kept in arrays: a list of pairs would take 180 bytes per image in every process. The
 arrays of more than :data:`~solo_ext.core.draws.LARGE` images are written to the cache folder once,
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -33,8 +37,16 @@ from solo_ext.data.reading import EncodedImages, read_file
 Sample = tuple[str, int]
 _Seen = dict[str, list[int]]
 """Inode and timestamps of every folder or file that a listing was made from, by path."""
-_Walk = Callable[[_Seen, list[str]], Iterable[Sample]]
-"""Yields samples; adds what it reads to the first argument and class names to the second."""
+
+
+class _Found:
+    """What a walk adds to while it yields samples: what it has read, classes, hidden images."""
+
+    def __init__(self) -> None:
+        self.seen, self.classes, self.hidden = _Seen(), list[str](), 0
+
+
+_Walk = Callable[[_Found], Iterable[Sample]]
 _BLOCK = 64
 """Only the position of every 64th name is kept; a name is found by splitting its block of 64."""
 _FLUSH_EVERY = 2**20
@@ -50,13 +62,16 @@ _DECIMAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 class ImageFiles(EncodedImages):
     """Image files and their targets; ``samples`` has the path and target of each.
 
+    Attributes:
+        hidden: number of image files that were passed over because they are hidden.
+
     >>> files = ImageFiles(Listing.of([("ant/0.png", 0), ("bee/0.png", 1)], ["ant", "bee"]))
     >>> len(files), files.targets.tolist()
     (2, [0, 1])
     """
 
     def __init__(self, samples: Listing) -> None:
-        self.samples, self.classes = samples, samples.classes
+        self.samples, self.classes, self.hidden = samples, samples.classes, samples.hidden
 
     @property
     def targets(self) -> NDArray[np.int32]:  # type: ignore[override]
@@ -85,6 +100,7 @@ class Listing(Sequence[Sample]):
     classes: list[str]
     folder: Path | None = None  # folder of the mapped arrays; None if in memory
     digest: str | None = None  # hash of a mapped listing
+    hidden: int = 0  # image files that were passed over
 
     @classmethod
     def of(cls, samples: Iterable[Sample], classes: list[str], prefix: str = "") -> Listing:
@@ -111,7 +127,8 @@ class Listing(Sequence[Sample]):
             raise ValueError(f"{folder}: not whole")
         if digest not in (None, about["digest"]):
             raise UserError("the folder of the images has changed since this run began; restart it")
-        return cls(prefix, names, starts, targets, about["classes"], folder, about["digest"])
+        found, hidden = about["digest"], about.get("hidden", 0)
+        return cls(prefix, names, starts, targets, about["classes"], folder, found, hidden)
 
     def __reduce__(self) -> Any:
         if self.folder is None:
@@ -167,27 +184,31 @@ class _ListingBuilder:
             digest.update(held)
             del held[:]
 
-    def listing(self, classes: list[str]) -> Listing:
+    def listing(self, classes: list[str], hidden: int = 0) -> Listing:
         names, starts, targets = self.held
         starts.append(self.size)
         arrays = np.frombuffer(names, np.uint8), np.array(starts), np.array(targets, np.int32)
-        return Listing(self.prefix, *arrays, classes)
+        return Listing(self.prefix, *arrays, classes, hidden=hidden)
 
 
-def _listed(root: Path, kind: str, walk: _Walk) -> ImageFiles:
+def _listed(roots: Sequence[Path], kind: str, walk: _Walk) -> ImageFiles:
     """Lists images, or maps their cached listing if nothing that it was made from has changed.
 
     A folder counts as changed if its inode or timestamps differ, as they do after anything in it
     was added, removed or renamed.
     """
-    prefix = str((root.parent if root.is_file() else root) / "x")[:-1]
-    name = hashlib.sha256(os.fsencode(f"{kind}\n{root.absolute()}")).hexdigest()[:32]
+    prefix = ""
+    if len(roots) == 1:
+        root = roots[0]
+        prefix = str((root.parent if root.is_file() else root) / "x")[:-1]
+    places = "\n".join(str(root.absolute()) for root in roots)
+    name = hashlib.sha256(os.fsencode(f"{kind}\n{places}")).hexdigest()[:32]
     folder = cache_root() / "listings" / name
     if found := _unchanged(folder, prefix):
         return ImageFiles(found)
-    arrays, seen, classes = _ListingBuilder(prefix), _Seen(), list[str]()
+    arrays, about = _ListingBuilder(prefix), _Found()
     with contextlib.ExitStack() as stack:
-        for sample in walk(seen, classes):
+        for sample in walk(about):
             if arrays.count == draws.LARGE:
                 stack.enter_context(writing(folder))
                 folder.parent.mkdir(parents=True, exist_ok=True)
@@ -204,16 +225,16 @@ def _listed(root: Path, kind: str, walk: _Walk) -> ImageFiles:
                 arrays.files = [stack.enter_context(open(scratch / n, "wb")) for n in _FILES]
             arrays.add(*sample)
         if not arrays.files:
-            return ImageFiles(arrays.listing(classes))
+            return ImageFiles(arrays.listing(about.classes, about.hidden))
         arrays.held[1].append(arrays.size)
         arrays.flush()
         for file in arrays.files:
             file.flush()
             os.fsync(file.fileno())
-        digests = [*(digest.hexdigest() for digest in arrays.hashes), *classes]
+        digests = [*(digest.hexdigest() for digest in arrays.hashes), *about.classes]
         digest = hashlib.sha256("\n".join(digests).encode(errors="surrogateescape")).hexdigest()
-        about = {"count": arrays.count, "digest": digest, "classes": classes, "seen": seen}
-        (scratch / "about.json").write_text(json.dumps(about))
+        held = {"count": arrays.count, "digest": digest, **vars(about)}
+        (scratch / "about.json").write_text(json.dumps(held))
         # Processes that have mapped the old listing can still read its removed files.
         shutil.rmtree(folder, ignore_errors=True)
         scratch.rename(folder)
@@ -244,30 +265,38 @@ def _state(path: str | os.PathLike[str]) -> list[int]:
     return [held.st_ino, held.st_mtime_ns, held.st_ctime_ns]
 
 
-def unlabelled_folder(root: Path) -> ImageFiles:
-    """All images of one folder, in the order of their names, with target -1.
+def unlabelled_folders(roots: Sequence[Path], key: str) -> ImageFiles:
+    """All images below folders, at any depth, in the order of the folders and then of the paths.
+
+    Their target is -1. Links to folders are followed. ``key`` is the config key of the paths.
+
+    Raises:
+        ConfigError: a link leads to a folder that it lies in, or a folder lies in another.
+        OSError: a folder cannot be read.
 
     >>> from solo_ext.data.digits import digits_folder
-    >>> images = unlabelled_folder(digits_folder("train") / "0")
+    >>> images = unlabelled_folders([digits_folder("train"), digits_folder("val")], "train_path")
     >>> len(images), images[0][1]
-    (140, -1)
+    (1797, -1)
     """
+    real = [root.resolve() for root in roots]
+    for one, inner in itertools.permutations(range(len(roots)), 2):
+        if real[inner].is_relative_to(real[one]):
+            problem = f"it lies in {str(roots[one])!r}, whose images include its own"
+            raise ConfigError(key, str(roots[inner]), problem, "name each folder once")
 
-    def walk(seen: _Seen, _classes: list[str]) -> Iterator[Sample]:
-        _note(seen, root)
-        for name in sorted(os.listdir(root)):
-            path = root / name
-            if path.suffix.lower() in IMG_EXTENSIONS and not path.is_dir():
-                yield str(path), -1
+    def walk(found: _Found) -> Iterator[Sample]:
+        for root in roots:
+            yield from ((file, -1) for file in _images_below(root, root, key, found))
 
-    return _listed(root, "images", walk)
+    return _listed(roots, "tree", walk)
 
 
 def class_folders(root: Path, key: str) -> ImageFiles:
     """The images of a folder of class folders, in torchvision's order and numbering.
 
     An image in a subfolder of a class folder belongs to the class; links to folders are followed.
-    Hidden class folders (``.ipynb_checkpoints``) are left out. ``key`` is the path's config key.
+    ``key`` is the path's config key.
 
     Raises:
         ConfigError: there is no class folder, one has no image, or a link leads to a parent of it.
@@ -279,14 +308,15 @@ def class_folders(root: Path, key: str) -> ImageFiles:
     (397, ['0', '1', '2'], (32, 32))
     """
 
-    def walk(seen: _Seen, classes: list[str]) -> Iterator[Sample]:
-        _note(seen, root)
+    def walk(found: _Found) -> Iterator[Sample]:
+        _note(found.seen, root)
+        classes = found.classes
         folders = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         classes += sorted(p.name for p in folders)
         empty = []
         for target, name in enumerate(classes):
             file = None
-            for file in _images_below(root / name, root, key, seen):
+            for file in _images_below(root / name, root, key, found):
                 yield file, target
             if file is None:
                 empty.append(name)
@@ -299,21 +329,26 @@ def class_folders(root: Path, key: str) -> ImageFiles:
             )
             raise ConfigError(key, str(root), "no class folders in it", remedy)
 
-    return _listed(root, "classes", walk)
+    return _listed([root], "classes", walk)
 
 
-def _images_below(folder: Path, root: Path, key: str, seen: _Seen) -> Iterator[str]:
-    """Image files of a class, folder by folder, in the order of their paths."""
+def _images_below(folder: Path, root: Path, key: str, found: _Found) -> Iterator[str]:
+    """Image files below a folder, folder by folder, in the order of their paths."""
     _refuse_circle(folder, root, key)
-    _note(seen, folder)
-    found = []
+    _note(found.seen, folder)
+    places = []
     for place, folders, files in os.walk(folder, onerror=_fail, followlinks=True):
+        # `os.walk` does not enter what is removed from its list.
+        folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
             _refuse_circle(Path(place, name), root, key)
-            _note(seen, os.path.join(place, name))
-        found.append((place, [f for f in files if f.lower().endswith(IMG_EXTENSIONS)]))
-    for place, files in sorted(found):
-        yield from (os.path.join(place, file) for file in sorted(files))
+            _note(found.seen, os.path.join(place, name))
+        images = [f for f in files if f.lower().endswith(IMG_EXTENSIONS)]
+        shown = sorted(f for f in images if not f.startswith("."))
+        found.hidden += len(images) - len(shown)
+        places.append((place, shown))
+    for place, files in sorted(places):
+        yield from (os.path.join(place, file) for file in files)
 
 
 def _refuse_circle(folder: Path, root: Path, key: str) -> None:
@@ -374,8 +409,8 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
                     raise refusal(f"line {number} names {name[:200]!r}, which is no file")
                 yield path, label
 
-    def walk(seen: _Seen, classes: list[str]) -> Iterator[Sample]:
-        _note(seen, file)
+    def walk(found: _Found) -> Iterator[Sample]:
+        _note(found.seen, file)
         try:
             # Read the list twice: labels can be numbered only once all of them are known.
             labels = dict.fromkeys(label for _, label in lines(check=True))
@@ -385,11 +420,11 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
             targets, names = parse_text_labels(labels)
         except ValueError as error:
             raise refusal(str(error)) from None
-        classes += names
+        found.classes += names
         yield from ((str(path), targets[label]) for path, label in lines(check=False))
 
     kind = f"list, labelled={labelled}, present={present}"
-    return _listed(file, kind, walk)
+    return _listed([file], kind, walk)
 
 
 def parse_text_labels(labels: Collection[str]) -> tuple[dict[str, int], list[str]]:

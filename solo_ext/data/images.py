@@ -16,7 +16,7 @@ from torchvision import datasets
 
 from solo_ext.config import schema
 from solo_ext.core.errors import ConfigError, first_line
-from solo_ext.data.folders import class_folders, file_list, unlabelled_folder
+from solo_ext.data.folders import class_folders, file_list, unlabelled_folders
 from solo_ext.data.h5 import open_h5
 from solo_ext.data.huggingface import open_huggingface
 from solo_ext.data.reading import Images, SkipUnreadable, file_state, targets_of, unwrap_dataset
@@ -36,7 +36,8 @@ def open_images(data: schema.Images, split: Split) -> Images:
     """Opens the images of one split of a section ``data``.
 
     ``train`` applies ``data.fraction`` and ``data.no_labels``. With ``data.holdout`` both splits
-    are parts of the training images, and ``data.val_path`` is not read.
+    are parts of the training images, and ``data.val_path`` is not read: a stratified part, or a
+    random one of images without labels.
 
     Raises:
         ConfigError: the path is missing, empty, unreadable, or not in the data set's layout, or a
@@ -53,11 +54,15 @@ def open_images(data: schema.Images, split: Split) -> Images:
         return _held_out(whole, data.holdout, split)
     key = f"data.{split}_path"
     path = data.path(split)
+    labelled = not data.no_labels
     # An empty path would mean the current folder.
-    if path is None or not path.strip():
+    if not path or not all(one.strip() for one in ([path] if isinstance(path, str) else path)):
         raise ConfigError(key, path, "no path", "give the folder of the images")
     try:
-        images = _opened(data, split, path, labelled=not (data.no_labels and split == "train"))
+        if isinstance(path, str):
+            images = _opened(data, split, path, labelled=labelled)
+        else:
+            images = _of_several(data, key, path, labelled=labelled)
     except RuntimeError as error:
         # torchvision raises this if an archive is missing.
         raise ConfigError(
@@ -97,7 +102,7 @@ def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> 
         # With `skip`, a listed file that does not exist counts as an unreadable image.
         return file_list(root, key, labelled, present=refuse)
     if name not in TORCHVISION or _has_class_folders(root, TORCHVISION[name]):
-        return class_folders(root, key) if labelled else unlabelled_folder(root)
+        return class_folders(root, key) if labelled else unlabelled_folders([root], key)
     held: Any
     if name == "stl10":
         part = "train+unlabeled" if split == "train" else "test"
@@ -111,6 +116,17 @@ def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> 
     return cast(Images, held)
 
 
+def _of_several(data: schema.Images, key: str, paths: list[str], *, labelled: bool) -> Images:
+    roots = [Path(path).expanduser() for path in paths]
+    if labelled or data.format not in ("image_folder", "dali"):
+        problem = "only image files without labels may lie in several folders"
+        raise ConfigError(key, paths, problem, "name one, or set data.no_labels=true")
+    for root in roots:
+        if not root.is_dir():
+            raise ConfigError(key, str(root), "no such folder", "give folders of images")
+    return unlabelled_folders(roots, key)
+
+
 def _has_class_folders(root: Path, downloaded: str) -> bool:
     """Whether a data set that torchvision downloads was unpacked into class folders instead."""
     folders = {p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")}
@@ -118,14 +134,22 @@ def _has_class_folders(root: Path, downloaded: str) -> bool:
 
 
 def _held_out(images: Images, holdout: float, split: Split) -> Images:
-    """The held-out labelled images for ``val``, all others for ``train``."""
+    """The held-out images for ``val``, all others for ``train``.
+
+    Of labelled images it is a stratified part, of images without labels a random one. If only some
+    have labels, it is a part of these.
+    """
     targets = np.asarray(targets_of(images))
     labelled = np.flatnonzero(targets >= 0)
-    if not len(labelled):
-        problem = "no training image has a label"
-        raise ConfigError("data.holdout", holdout, problem, "set it to null")
     chosen = np.zeros(len(targets), bool)
-    chosen[labelled[_stratified(targets[labelled], holdout, "data.holdout")]] = True
+    if len(labelled):
+        chosen[labelled[_stratified(targets[labelled], holdout, "data.holdout")]] = True
+    else:
+        count = round(holdout * len(targets))
+        if not 0 < count < len(targets):
+            problem = f"of {len(targets)} images this leaves none to train on, or holds none out"
+            raise ConfigError("data.holdout", holdout, problem, "null holds none out")
+        chosen[np.random.default_rng(42).permutation(len(targets))[:count]] = True
     return part_of(images, np.flatnonzero(chosen == (split == "val")))
 
 

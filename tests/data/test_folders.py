@@ -13,9 +13,10 @@ import pytest
 import torch
 from torchvision import datasets
 
-from solo_ext.core.errors import UserError
+from solo_ext.config.schema import Images
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.data.folders import Listing, class_folders
-from solo_ext.data.images import class_names, files_of, images_fingerprint
+from solo_ext.data.images import class_names, files_of, images_fingerprint, open_images
 from solo_ext.data.reading import UnreadableImage, read_sample, targets_of
 from tests.data.making import opened, refused, save_image
 
@@ -44,13 +45,53 @@ def test_class_folders_are_read_as_torchvision_reads_them(folder: Path) -> None:
         assert str(folder / link) in dict(found.samples)
 
 
-def test_hidden_folders_are_no_classes(folder: Path) -> None:
-    """Those that editors and file systems leave."""
-    before = opened(folder)
+def test_hidden_files_and_folders_are_passed_over(folder: Path) -> None:
+    """Those that editors and file systems leave, in class folders and without classes."""
+    given = ({}, {"no_labels": True})
+    before = [list(opened(folder, **one).samples) for one in given]
     (folder / ".ipynb_checkpoints").mkdir()
     save_image(folder / ".Trash" / "0.png", 0)
-    found = opened(folder)
-    assert (found.classes, list(found.samples)) == (before.classes, list(before.samples))
+    (folder / "ant" / "._0.png").write_bytes(b"Mac OS X")
+    save_image(folder / "ant" / "a" / ".cache" / "z" / "1.png", 1)
+    for one, samples in zip(given, before, strict=True):
+        found = opened(folder, **one)
+        assert (list(found.samples), found.hidden) == (samples, 1)
+
+
+def test_folders_of_any_depth_without_labels(folder: Path) -> None:
+    """In the order of their paths, whether or not class folders come between."""
+    found = opened(folder, no_labels=True)
+    classes = opened(folder)
+    top = [str(folder / "notes.png")]
+    assert [path for path, _ in found.samples] == top + [path for path, _ in classes.samples]
+    assert set(found.targets.tolist()) == {-1}
+    assert found.classes == []
+    shown = [path for path, _ in opened(folder / "ant", no_labels=True).samples]
+    assert [str(Path(path).relative_to(folder / "ant")) for path in shown] == [
+        *("0.png", "a/z/3.bmp", "b/1.PNG", "b.png/2.jpg"),
+    ]
+    (folder / "ant" / "a" / "loop").symlink_to("../..", target_is_directory=True)
+    refused("is a link to a folder that it lies in", folder, no_labels=True)
+
+
+def test_several_folders_without_labels(folder: Path, tmp_path: Path) -> None:
+    save_image(tmp_path / "more" / "in" / "0.png", 3)
+    (tmp_path / "more" / "._0.png").touch()
+    paths = [str(tmp_path / "more"), str(folder / "bee")]
+    found = open_images(Images(dataset="custom", train_path=paths, no_labels=True), "train")
+    alone = [opened(path, no_labels=True) for path in paths]
+    assert files_of(found) == [file for images in alone for file in files_of(images)]
+    assert images_fingerprint(found) is not None
+    for given, problem in (
+        ({"train_path": paths}, "without labels may lie in several folders"),
+        ({"train_path": [*paths, str(folder)]}, "bee'.*lies in"),
+        ({"train_path": [*paths, paths[0]]}, "name each folder once"),
+        ({"train_path": [*paths, "nowhere"]}, "no such folder"),
+        ({"train_path": [*paths, ""]}, "no path"),
+    ):
+        labels = {} if given["train_path"] == paths else {"no_labels": True}
+        with pytest.raises(ConfigError, match=problem):
+            open_images(Images(dataset="custom", **given, **labels), "train")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from torchvision import datasets
 
 from solo_ext.data.folders import ImageFiles
 from solo_ext.data.huggingface import HuggingFaceImages
-from solo_ext.data.images import _stratified, class_names, images_fingerprint
+from solo_ext.data.images import _stratified, class_names, files_of, images_fingerprint
 from solo_ext.data.reading import UnreadableImage, name_of, targets_of
 from tests.data.making import opened, png, refused, save_image, save_table, write_h5
 
@@ -132,8 +132,19 @@ def test_holdout_takes_labelled_images_only(
 
 
 def test_holdout_without_labels(flat: Path) -> None:
-    given: dict[str, Any] = {"no_labels": True, "holdout": 0.2, "split": "val"}
-    assert refused("no training image has a label", flat, **given).key == "data.holdout"
+    """A random part, the same in every process, and the rest."""
+    given: dict[str, Any] = {"no_labels": True, "holdout": 0.25}
+    whole = files_of(opened(flat, no_labels=True))
+    train, val = (files_of(opened(flat, split=split, **given)) for split in ("train", "val"))
+    assert len(val) == round(0.25 * len(whole))
+    assert sorted([*train, *val]) == whole
+    assert val != whole[: len(val)]
+    assert set(targets_of(opened(flat, split="val", **given))) == {-1}
+    for holdout in (0.001, 0.999):
+        error = refused(
+            "leaves none to train on, or holds none out", flat, no_labels=True, holdout=holdout
+        )
+        assert error.key == "data.holdout"
 
 
 @pytest.mark.parametrize("key", ["fraction", "holdout"])
@@ -150,7 +161,7 @@ def test_a_share_without_some_class(folder: Path, key: str, share: float) -> Non
         (["ant/"], "val", "first 'ant'"),
         (["ant/0.png", "bee/notes.txt"], "train", "in 1 of its class folders, the first 'bee'"),
         ([], "unlabelled", "no image in it"),
-        (["ant/0.png"], "unlabelled", "no image in it"),
+        (["._0.png", ".trash/0.png", "ant/notes.txt"], "unlabelled", "no image in it"),
     ],
 )
 def test_refuses_other_layouts(tmp_path: Path, layout: list[str], problem: str, split: Any) -> None:
@@ -160,7 +171,7 @@ def test_refuses_other_layouts(tmp_path: Path, layout: list[str], problem: str, 
         elif name.endswith(".png"):
             save_image(tmp_path / name, number)
         else:
-            (tmp_path / name).parent.mkdir()
+            (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text("no image")
     unlabelled = split == "unlabelled"
     split = "train" if unlabelled else split

@@ -22,7 +22,7 @@ from solo_ext.config.check import check_method_kwargs, check_run, validated
 from solo_ext.config.schema import DALI, OPTIMIZER_KWARGS, Data, Momentum, RandomErasing, RunConfig
 from solo_ext.core.errors import ConfigError, first_line, suggest_name
 from solo_ext.data.images import class_names, open_images
-from solo_ext.data.reading import Images
+from solo_ext.data.reading import Images, unwrap_dataset
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.host.backbones import (
     PREFIX,
@@ -60,6 +60,7 @@ class Prepared:
         run: the checked config, with learning rates for a batch of 256; a resumed run reads it.
         cfg: the config that methods take, with learning rates scaled to the batch.
         method: the method's class.
+        val: held-out images, for validation if they have labels; ``None`` if there are none.
 
     >>> images = [("an image", 0), ("another", 1)]
     >>> prepared = Prepared(RunConfig.model_construct(seed=5), DictConfig({}), images, None, object)
@@ -114,15 +115,12 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         check_dali(run)
     train = open_images(run.data, "train")
     without = run.data.val_path is None and run.data.holdout is None
-    if run.data.no_labels and not without:
-        # solo-learn does without these images too: there are no classes that they could be of.
-        logger.info("data.no_labels: there is nothing to validate, data.val_path is not read")
-        without = True
     val = None if without else open_images(run.data, "val")
+    tell_of_hidden(train, val)
     run.data.num_classes = _count_classes(run.data, train)
     # Data sets of torchvision number their classes themselves, so there is nothing to check.
     numbered = run.data.dataset in STATISTICS
-    if val is not None and not numbered:
+    if val is not None and not (numbered or run.data.no_labels):
         same_classes(train, val, str(run.data.val_path))
     _check_batch_size(run, len(train))
     check_builtin(run, len(train))
@@ -135,6 +133,15 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         # Here the method refuses what it does not support, before anything is built.
         cfg = method.add_and_assert_specific_cfg(cfg)
     return Prepared(run, cfg, train, val, method)
+
+
+def tell_of_hidden(*splits: Images | None) -> None:
+    """Says how many image files were passed over because they are hidden."""
+    sources = {id(one): one for one in (unwrap_dataset(split, ())[0] for split in splits)}
+    hidden = sum(getattr(source, "hidden", 0) for source in sources.values())
+    if hidden:
+        files, are = ("file", "is") if hidden == 1 else ("files", "are")
+        logger.info(f"{hidden} hidden {files} among the images {are} passed over")
 
 
 def check_folder(key: str, path: str) -> None:

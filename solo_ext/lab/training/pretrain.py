@@ -139,7 +139,9 @@ def pretrain(
     )
     make: Any = DALILoader if run.data.format == "dali" else pretrain_loader
     loader = make(run, prepared.train)
-    val_loader = None if prepared.val is None else fixed_loader(run, prepared.val)
+    # Without labels there is nothing that the classifier could be validated on.
+    val = None if run.data.no_labels else prepared.val
+    val_loader = None if val is None else fixed_loader(run, val)
     data = RunData(run, loader, val_loader)
 
     quiet()
@@ -210,16 +212,20 @@ def pretrain(
 
 
 def _refuse_among_images(run_dir: Path, prepared: Prepared) -> None:
-    """Refuses a run directory inside a folder of class folders, where it would become a class."""
+    """Refuses a run directory inside a folder of images, where its own pictures would become some.
+
+    In a folder of class folders it would become a class.
+    """
     data, place = prepared.run.data, Path(os.path.realpath(run_dir))
-    for path, images in ((data.train_path, prepared.train), (data.val_path, prepared.val)):
-        source, _ = unwrap_dataset(images, ())
-        folders = isinstance(source, ImageFiles) and source.classes
-        if path and folders and place.is_relative_to(os.path.realpath(path)):
-            raise UserError(
-                f"run directory {str(run_dir)!r}: it lies in {path!r}, whose folders are the "
-                "classes of its images; name one elsewhere with --run-dir"
-            )
+    for paths, images in ((data.train_path, prepared.train), (data.val_path, prepared.val)):
+        if not isinstance(unwrap_dataset(images, ())[0], ImageFiles):
+            continue
+        for path in [paths] if isinstance(paths, str) else paths or ():
+            if Path(path).is_dir() and place.is_relative_to(os.path.realpath(path)):
+                raise UserError(
+                    f"run directory {str(run_dir)!r}: it lies in {path!r}, the folder of the "
+                    "images, and would be read with them; name one elsewhere with --run-dir"
+                )
 
 
 def _method(prepared: Prepared) -> Any:
