@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from solo_ext.lab.training.own_images import Trained
     from solo_ext.pretrained.exported import Exported
 
-__all__ = ["__version__", "load_exported", "register"]
+__all__ = ["__version__", "load_exported", "pretrain", "register"]
 try:
     __version__ = version("solo-ext")
 except PackageNotFoundError:
@@ -25,6 +27,34 @@ def load_exported(path: str | Path) -> Exported:
     from solo_ext.pretrained.exported import load_exported as load
 
     return load(path)
+
+
+def pretrain(
+    images: str | Path | Sequence[str | Path],
+    method: str | None = None,
+    settings: Sequence[str] = (),
+    *,
+    run_dir: str | Path | None = None,
+) -> Trained:
+    """Trains on pictures, as ``solo-ext pretrain IMAGES`` does.
+
+    Args:
+        images: a folder of any depth, several, or a file that lists images.
+        method: name of a method; ``pcl`` if it is ``None``.
+        settings: ``key=value``, such as ``"max_epochs=50"``; all others follow from the images.
+        run_dir: where to write; continued if it holds this run.
+
+    Returns:
+        The run: its directory, the model, and how it is loaded.
+
+    Raises:
+        UserError: the images or a setting cannot be used.
+    """
+    from solo_ext.lab.training.own_images import pretrain_images
+
+    paths = [images] if isinstance(images, str | Path) else images
+    place = None if run_dir is None else Path(run_dir)
+    return pretrain_images([str(path) for path in paths], method, settings, run_dir=place)
 
 
 def register() -> None:

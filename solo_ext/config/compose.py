@@ -48,7 +48,7 @@ def compose(
 
     Args:
         config_name: name of a shipped config such as ``digits/debiased``, or of a file in
-            ``config_path`` if that is given.
+            ``config_path`` if that is given; or the path of a YAML file.
         overrides: ``key=value`` in Hydra's grammar. Keys of the schema need no ``+``.
         config_path: folder of the user's own configs; their defaults lists can name the shipped
             ones as ``/solo_ext/...``.
@@ -64,6 +64,10 @@ def compose(
     >>> config["method"], config["max_epochs"], config["method_kwargs"]["temperature"]
     ('debiased', 2, 0.1)
     """
+    if config_path is None and config_name.endswith((".yaml", ".yml")):
+        path = Path(config_name).expanduser()
+        if is_file(path):
+            config_path, config_name = path.parent, path.name
     name = config_name.removesuffix(".yaml")
     suffix = "" if name.endswith(".yml") else ".yaml"
     if config_path is None:

@@ -115,26 +115,85 @@ def _pretrain(args: argparse.Namespace) -> Any:
     from solo_ext.lab.training.run_dir import check_run_dir
 
     show_messages()
+    images, overrides = _images_and_overrides(args.overrides)
+    _check_source(args, images)
     if args.run_dir is not None:
         check_folder("--run-dir", args.run_dir)
         if _first_process():
             check_run_dir(Path(args.run_dir))
+    run_dir = Path(args.run_dir) if args.run_dir else None
+    first = _first_process()
+
+    def tell(line: str) -> None:
+        if first:
+            say(args, line)
+
+    if images:
+        from solo_ext.lab.training.own_images import plan_run, pretrain_images
+
+        if args.dry_run:
+            plan = plan_run(images, args.method, overrides)
+            for line in plan.lines():
+                tell(line)
+            return plan.config
+        given = images, args.method, overrides
+        result: Any = pretrain_images(*given, run_dir=run_dir, force=args.force, say=tell)
+    elif args.resume is not None:
+        result = resume(Path(args.resume), overrides, force=args.force)
+    else:
+        folder = Path(args.config_path) if args.config_path else None
+        prepared = prepare(compose(args.config_name, overrides, folder))
+        result = pretrain(prepared, run_dir=run_dir, force=args.force)
+    speed = f"{result.seconds:.1f} s, {result.images_per_second:.0f} images/s"
+    tell(f"run directory  {result.run_dir}")
+    tell(f"{result.epochs} {'epoch' if result.epochs == 1 else 'epochs'}, {speed}")
+    if images and result.model is not None:
+        tell(f"model          {result.model}")
+        tell(f"load           {result.load}")
+    tell(f"next           {_next_command(result.run_dir)}")
+    return vars(result)
+
+
+def _next_command(run_dir: Path) -> str:
+    """A command that measures the run: kNN where there are labelled images to measure on."""
+    from solo_ext.lab.training.run_dir import read_config
+
+    data = read_config(run_dir)["data"]
+    measured = data["val_path"] or data["holdout"]
+    protocol = "knn" if measured and not data["no_labels"] else "suite"
+    return f"solo-ext eval {protocol} {run_dir}"
+
+
+def _images_and_overrides(words: list[str]) -> tuple[list[str], list[str]]:
+    """Splits words into paths and ``key=value``; a path that exists may contain ``=``."""
+
+    def is_override(word: str) -> bool:
+        path = word.startswith(("/", ".", "~/")) or os.path.exists(word)
+        return not path and ("=" in word or word.startswith("~"))
+
+    overrides = [word for word in words if is_override(word)]
+    return [word for word in words if word not in overrides], overrides
+
+
+def _check_source(args: argparse.Namespace, images: list[str]) -> None:
+    """Refuses a command line that names no images and no config, or both."""
+    named = {"--config-name": args.config_name, "--resume": args.resume}
+    chosen = [option for option, value in named.items() if value is not None]
+    if images and chosen:
+        raise UserError(
+            f"{chosen[0]} names its images: leave out {images[0]!r}; for a setting write key=value"
+        )
+    if not images and not chosen:
+        raise UserError(
+            "nothing to train on; name a folder of images, a config with --config-name, or a run "
+            "with --resume"
+        )
     if args.resume is not None:
         for name in ("config_path", "run_dir"):
             if getattr(args, name):
                 raise UserError(f"--resume names the run and its config: leave out {name!r}")
-        result = resume(Path(args.resume), args.overrides, force=args.force)
-    else:
-        folder = Path(args.config_path) if args.config_path else None
-        prepared = prepare(compose(args.config_name, args.overrides, folder))
-        run_dir = Path(args.run_dir) if args.run_dir else None
-        result = pretrain(prepared, run_dir=run_dir, force=args.force)
-    if _first_process():
-        speed = f"{result.seconds:.1f} s, {result.images_per_second:.0f} images/s"
-        say(args, f"run directory  {result.run_dir}")
-        say(args, f"{result.epochs} {'epoch' if result.epochs == 1 else 'epochs'}, {speed}")
-        say(args, f"next           solo-ext eval knn {result.run_dir}")
-    return vars(result)
+    if args.dry_run and not images:
+        raise UserError("--dry-run says what is chosen for a folder of images: name one")
 
 
 def _eval(args: argparse.Namespace) -> Any:

@@ -98,9 +98,10 @@ def build_parser() -> argparse.ArgumentParser:
         commands, "doctor", "which solo-learn, versions, devices; what is missing and how to get it"
     )
 
-    pretrain = command(commands, "pretrain", "pretrain a method")
-    source = pretrain.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config-name", help="<dataset>/<method>, or a file in --config-path")
+    pretrain = command(commands, "pretrain", "pretrain on a folder of images, or by a config")
+    source = pretrain.add_mutually_exclusive_group()
+    source.add_argument("--method", help="of a run on IMAGES: pcl if left out, simclr, byol, ...")
+    source.add_argument("--config-name", help="<dataset>/<method>, or a YAML file")
     source.add_argument("--resume", metavar="RUN_DIR", type=_path, help="go on with a run")
     pretrain.add_argument("--config-path", type=_path, help="folder of your own configs")
     pretrain.add_argument(
@@ -109,7 +110,15 @@ def build_parser() -> argparse.ArgumentParser:
     pretrain.add_argument(
         "--force", action="store_true", help="go on from a checkpoint of other settings or images"
     )
-    pretrain.add_argument("overrides", nargs="*", metavar="key=value")
+    pretrain.add_argument(
+        "--dry-run", action="store_true", help="of a run on IMAGES: say what it would be"
+    )
+    pretrain.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="IMAGES|key=value",
+        help="folders of images or a file that lists them; settings",
+    )
 
     evaluate = command(commands, "eval", "evaluate a run directory or a checkpoint")
     # Do not give `choices`: listing the protocols would import them for every command.

@@ -116,7 +116,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     train = open_images(run.data, "train")
     without = run.data.val_path is None and run.data.holdout is None
     val = None if without else open_images(run.data, "val")
-    tell_of_hidden(train, val)
+    _tell_of_hidden(train, val if run.data.holdout is None else None)
     run.data.num_classes = _count_classes(run.data, train)
     # Data sets of torchvision number their classes themselves, so there is nothing to check.
     numbered = run.data.dataset in STATISTICS
@@ -135,15 +135,6 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     return Prepared(run, cfg, train, val, method)
 
 
-def tell_of_hidden(*splits: Images | None) -> None:
-    """Says how many image files were passed over because they are hidden."""
-    sources = {id(one): one for one in (unwrap_dataset(split, ())[0] for split in splits)}
-    hidden = sum(getattr(source, "hidden", 0) for source in sources.values())
-    if hidden:
-        files, are = ("file", "is") if hidden == 1 else ("files", "are")
-        logger.info(f"{hidden} hidden {files} among the images {are} passed over")
-
-
 def check_folder(key: str, path: str) -> None:
     """Refuses a folder that cannot be created, because its path has a file or a broken link.
 
@@ -160,6 +151,12 @@ def check_folder(key: str, path: str) -> None:
         place = place.parent
     if not place.is_dir():
         raise ConfigError(key, path, f"{str(place)!r} is no folder", "name a folder")
+
+
+def _tell_of_hidden(*splits: Images | None) -> None:
+    hidden = sum(getattr(unwrap_dataset(split, ())[0], "hidden", 0) for split in splits)
+    if hidden:
+        logger.info(f"hidden files among the images are passed over: {hidden}")
 
 
 def _method_cfg(run: RunConfig) -> DictConfig:

@@ -43,6 +43,7 @@ from solo_ext.lab.training.lightning_internals import (
 )
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare
+from solo_ext.lab.training.progress import progress_callback
 from solo_ext.lab.training.resumption import RunState, identity, resume_point, set_aside
 from solo_ext.lab.training.run_dir import (
     ARGS,
@@ -61,7 +62,7 @@ from solo_ext.lab.training.run_dir import (
     resume_hint,
     warn_of_changes,
 )
-from solo_ext.lab.training.trainer import JsonLines, RunData, make_trainer, progress_callback, quiet
+from solo_ext.lab.training.trainer import JsonLines, RunData, make_trainer, quiet
 from solo_ext.lab.training.watch import UNREADABLE, CollapseWatch, UnreadableReport
 
 _DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
@@ -178,7 +179,10 @@ def pretrain(
         own.append(UnreadableReport(run_dir / UNREADABLE, loaders))
     ending = contextlib.ExitStack()
     if show_progress:
-        own.append(progress_callback(run.method))
+        step = run.optimizer.batch_size * run.world_size
+        plain = getattr(run, "enable_progress_bar", None) is False
+        labels = not run.data.no_labels
+        own.append(progress_callback(run.method, labels=labels, images=step, plain=plain))
     if run.checkpoint.enabled:
         saving = RunCheckpoint(run_dir, stem, run.checkpoint)
         own.append(saving)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import re
-import sys
 import time
 import warnings
 from argparse import Namespace
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
@@ -280,46 +278,6 @@ class JsonLines(Logger):
 def _plain(value: Any) -> float | None:
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-class _EpochLines(Callback):
-    """Prints one line per epoch, for logs and pipes."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self._begin = 0.0
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begin = time.monotonic()
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        begin, self._begin = self._begin, time.monotonic()
-        # Every rank must read the metrics, because reading reduces them over the processes.
-        metrics = trainer.callback_metrics
-        if not trainer.is_global_zero:
-            return
-        shown = {
-            key.removesuffix("_epoch"): float(value)
-            for key, value in metrics.items()
-            if key.endswith("_epoch") or key.startswith("val_")
-        }
-        seconds = f"  {self._begin - begin:.1f} s"
-        text = "  ".join(f"{k}={v:.4g}" for k, v in shown.items() if not k.endswith("acc5"))
-        epoch = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
-        # Do not end the run because the terminal is closed or the disk of a log is full.
-        with contextlib.suppress(OSError):
-            print(f"{self.label}  epoch {epoch}  {text}{seconds}", file=sys.stderr, flush=True)
-
-
-def progress_callback(label: str) -> Callback:
-    """A progress bar if standard error is a terminal, otherwise one line per epoch.
-
-    >>> type(progress_callback("pcl")).__name__
-    '_EpochLines'
-    """
-    if sys.stderr.isatty():
-        return RichProgressBar(leave=False, console_kwargs={"stderr": True})
-    return _EpochLines(label)
 
 
 def quiet() -> None:

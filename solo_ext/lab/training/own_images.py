@@ -1,0 +1,654 @@
+"""From pictures to a config: what ``solo-ext pretrain IMAGES`` chooses, and by which rules.
+
+The rules are those of ``docs/start/choices.md``, in the same order. They begin with the config
+``images/<method>``; each sets what the user has not set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from PIL import Image
+
+from solo_ext.config.compose import compose, parse, shipped_configs
+from solo_ext.config.schema import MOST_WORKERS, Images
+from solo_ext.core.distributed import rank
+from solo_ext.core.errors import ConfigError, UserError, suggest_name
+from solo_ext.data.images import class_names, files_of, open_images
+from solo_ext.data.reading import FORMATS, UnreadableImage, read_file, unwrap_dataset
+from solo_ext.host.backbones import PREFIX, SMALL_SIDE
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import PretrainResult, pretrain
+from solo_ext.methods import METHODS
+from solo_ext.methods.registry import capped_prototypes, capped_queue
+from solo_ext.pretrained.export import DEFAULT_NAMES, Export, export
+
+FOLDER = "images"
+"""Folder of the shipped configs that the rules begin with."""
+LEAST = 8
+"""Fewest images that a run is started with."""
+SAMPLE = 512
+"""Images whose headers are read, evenly spaced over all."""
+_HELD, _SHARE = 2000, 0.1
+_MOST_HEADERS = 200_000
+_MEMORY = 0.1
+_CLASS, _CLASSES = 10, 1000
+_DATE = re.compile(r"(19|20)\d\d([-_. ]?\d\d){0,2}")
+_VALIDATION = ("val", "valid", "validation", "test")
+_CROP = re.compile(r"augmentations(\.\d+\.crop_size)?")
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What is known of a user's images before a run.
+
+    Attributes:
+        data: where they lie, as the keys of a config's section ``data``.
+        name: the first folder's name.
+        count: how many they are, without held-out ones of a folder of their own.
+        hidden: how many hidden image files were passed over.
+        classes: number of class folders; 0 without labels.
+        side: median of the shorter sides of the sample, in pixels.
+        alike: height and width if all have the same, else ``None``.
+        unreadable: images of the sample that cannot be read, and why.
+
+    >>> from solo_ext.data.digits import digits_folder
+    >>> found = look_at([str(digits_folder("train"))])
+    >>> found.count, found.classes, found.side, found.alike
+    (1400, 10, 32, (32, 32))
+    """
+
+    data: dict[str, Any]
+    name: str
+    count: int
+    hidden: int
+    classes: int
+    side: int
+    alike: tuple[int, int] | None
+    unreadable: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run may use: processor cores, memory in bytes, and CUDA GPUs.
+
+    >>> Machine(cores=16, memory=2**36, gpus=1, bfloat16=True).gpus
+    1
+    """
+
+    cores: int
+    memory: int
+    gpus: int = 0
+    bfloat16: bool = False
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine, as far as this process may use it."""
+        affinity = getattr(os, "sched_getaffinity", None)
+        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return cls(cores, memory, gpus, bool(gpus) and torch.cuda.is_bf16_supported())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting that was chosen, and why; ``key`` is that of the config.
+
+    >>> Choice("max_epochs", 100, "800 images")
+    Choice(key='max_epochs', value=100, why='800 images')
+    """
+
+    key: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Trained(PretrainResult):
+    """A finished run on a user's images.
+
+    Attributes:
+        model: the backbone's weights, as ``solo-ext export`` writes them.
+        load: Python code that loads them.
+
+    >>> Trained(Path("run"), None, 100, 60.0, images_per_second=900.0).model is None
+    True
+    """
+
+    model: Path | None = None
+    load: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A composed config of a run on a user's images, and the choices that led to it.
+
+    >>> seen = Pictures({"train_path": "/photos"}, "photos", 789, 2, 0, 480, None, {})
+    >>> choices = [Choice("max_epochs", 100, "78,900 images in all")]
+    >>> print(*Plan({"method": "pcl"}, seen, choices).lines(), sep=chr(10))
+    images  789 in /photos, without labels; hidden files passed over: 2
+    method  pcl
+      max_epochs=100  78,900 images in all
+    """
+
+    config: dict[str, Any]
+    pictures: Pictures
+    choices: list[Choice]
+
+    def lines(self) -> list[str]:
+        """The block that says what was chosen, a line each."""
+        found, paths = self.pictures, self.pictures.data["train_path"]
+        places = paths if isinstance(paths, str) else ", ".join(paths)
+        labels = f"{found.classes} classes" if found.classes else "without labels"
+        hidden = f"; hidden files passed over: {found.hidden}" if found.hidden else ""
+        lines = [f"images  {found.count:,} in {places}, {labels}{hidden}"]
+        if found.unreadable:
+            first, why = next(iter(found.unreadable.items()))
+            are = "1 is" if len(found.unreadable) == 1 else f"{len(found.unreadable)} are"
+            lines.append(
+                f"        of {SAMPLE} looked at, {are} unreadable and will be left out, such as "
+                f"{first!r} ({why})"
+            )
+        lines.append(f"method  {self.config['method']}")
+        words = [f"{choice.key}={_shown(choice.value)}" for choice in self.choices]
+        width = max(map(len, words), default=0)
+        for word, choice in zip(words, self.choices, strict=True):
+            lines.append(f"  {word:<{width}}  {choice.why}")
+        return lines
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    return str(value).replace(" ", "")
+
+
+def pretrain_images(
+    images: Sequence[str],
+    method: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    run_dir: Path | None = None,
+    force: bool = False,
+    say: Callable[[str], object] = print,
+) -> Trained:
+    """Trains on a user's images with settings that follow from them, and writes the model.
+
+    Args:
+        images: as for :func:`plan_run`, as are ``method`` and ``overrides``.
+        run_dir: as for :func:`~solo_ext.lab.training.pretrain.pretrain`, as is ``force``.
+        say: called with each line of the block that says what was chosen.
+
+    Raises:
+        UserError: as :func:`plan_run` and :func:`~solo_ext.lab.training.pretrain.pretrain`.
+    """
+    plan = plan_run(images, method, overrides)
+    for line in plan.lines():
+        say(line)
+    result = pretrain(prepare(plan.config), run_dir=run_dir, force=force)
+    if rank() or result.checkpoint is None:
+        return Trained(**vars(result))
+    model = _exported(result.run_dir)
+    return Trained(**vars(result), model=model.out, load=model.load)
+
+
+def _exported(run_dir: Path) -> Export:
+    """The model in the run directory: a folder for plain timm if timm can build the network."""
+    for form in DEFAULT_NAMES:
+        written = run_dir / DEFAULT_NAMES[form]
+        # It is of an earlier call that trained less.
+        shutil.rmtree(written) if written.is_dir() else written.unlink(missing_ok=True)
+    try:
+        return export(run_dir, "timm")
+    except UserError:
+        return export(run_dir, "safetensors")
+
+
+def plan_run(
+    images: Sequence[str],
+    method: str | None = None,
+    overrides: Sequence[str] = (),
+    machine: Machine | None = None,
+) -> Plan:
+    """Plans a run on a user's images.
+
+    Args:
+        images: folders of any depth, or one file that lists images.
+        method: name of a method; ``pcl`` if it is ``None``.
+        overrides: ``key=value``; what they set is not chosen.
+        machine: by default this one.
+
+    Raises:
+        UserError: no images, too few, or all the same; an unknown method; a wrong override.
+
+    >>> from solo_ext.data.digits import digits_folder
+    >>> machine = Machine(cores=2, memory=2**34)
+    >>> plan = plan_run([str(digits_folder("train"))], "simclr", ["seed=1"], machine)
+    >>> plan.config["augmentations"][0]["crop_size"], plan.config["optimizer"]["batch_size"]
+    (32, 128)
+    >>> [choice.key for choice in plan.choices][:3]
+    ['data.no_labels', 'data.holdout', 'augmentations.0.crop_size']
+    """
+    method = method or "pcl"
+    known = [n.partition("/")[2] for n in shipped_configs() if n.startswith(f"{FOLDER}/")]
+    if method not in known:
+        raise ConfigError(
+            "--method", method, "unknown method", suggest_name(method, known, show=40)
+        )
+    # A group of configs, such as `solo_ext/augmentations@augmentations=cifar`, has a package.
+    given = {one.package or one.key_or_group: one.value() for one in parse(overrides)}
+    for key in ("method", "data.train_path", "data.dataset", "data.format"):
+        if key in given:
+            remedy = "name it by --method" if key == "method" else "or write a config"
+            raise ConfigError(key, given[key], "IMAGES and --method say it", remedy)
+    no_labels = given.get("data.no_labels")
+    pictures = look_at(images, no_labels if isinstance(no_labels, bool) else None)
+    config = compose(f"{FOLDER}/{method}", overrides)
+    config["data"] |= pictures.data
+    if "name" not in given:
+        config["name"] = pictures.name
+    rules = _Rules(config, given, pictures, machine or Machine.here())
+    return Plan(config, pictures, rules.apply())
+
+
+def look_at(images: Sequence[str], no_labels: bool | None = None) -> Pictures:
+    """Lists a user's images, and reads the headers of a sample.
+
+    Args:
+        images: folders of any depth, or one file that lists images.
+        no_labels: whether class folders and a list's labels are ignored; ``None`` decides.
+
+    Raises:
+        UserError: there are no images, fewer than :data:`LEAST`, none that can be read, or all are
+            copies of one.
+
+    >>> look_at(["/nowhere"])
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: IMAGES='/nowhere': no such folder; give a folder of ...
+    """
+    roots = [Path(os.path.abspath(os.path.expanduser(path))) for path in images]
+    for path, root in zip(images, roots, strict=True):
+        if not path.strip() or not root.exists():
+            remedy = "give a folder of images, or a file that lists some"
+            raise ConfigError("IMAGES", path, "no such folder", remedy)
+        if root.is_file() and len(roots) > 1:
+            raise ConfigError("IMAGES", path, "a file beside others", "give folders, or one list")
+    data = _where(roots, no_labels)
+    try:
+        section = Images(dataset="custom", unreadable="skip", **data)
+        listed = open_images(section, "train")
+    except ConfigError as error:
+        # The user has named folders, and no key of a config.
+        raise ConfigError("IMAGES", error.value, error.problem, error.remedy) from None
+    files = files_of(listed)
+    _refuse_few(len(files), images)
+    sizes, unreadable = _headers(files, images)
+    shorter = [min(size) for size in sizes]
+    same = len(set(sizes)) == 1 and len(files) <= _MOST_HEADERS
+    same = same and all(_size(file) in (sizes[0], None) for file in files)
+    return Pictures(
+        data=data,
+        name=re.sub(r"[^\w.-]+", "-", roots[0].stem).strip("-.") or "images",
+        count=len(files),
+        hidden=getattr(unwrap_dataset(listed, ())[0], "hidden", 0),
+        classes=0 if data["no_labels"] else len(class_names(listed)),
+        side=round(statistics.median(shorter)),
+        alike=(sizes[0][1], sizes[0][0]) if same else None,
+        unreadable=unreadable,
+    )
+
+
+def _where(roots: Sequence[Path], no_labels: bool | None) -> dict[str, Any]:
+    """The keys of ``data`` that say where images lie and whether their folders are classes."""
+    if no_labels or len(roots) > 1:
+        paths = [str(root) for root in roots]
+        return {
+            "train_path": paths if len(paths) > 1 else paths[0],
+            "no_labels": no_labels is not False,
+        }
+    (root,) = roots
+    if root.is_dir() and (splits := _splits(root)):
+        return {"train_path": str(splits[0]), "val_path": str(splits[1]), "no_labels": False}
+    labelled = no_labels is False or _are_classes(root)
+    return {"train_path": str(root), "no_labels": not labelled}
+
+
+def _refuse_few(count: int, images: Sequence[str]) -> None:
+    if count < LEAST:
+        what = "one image" if count == 1 else f"{count} images"
+        problem = f"{what}, and methods compare images with each other"
+        raise ConfigError("IMAGES", " ".join(images), problem, f"give {LEAST} or more")
+
+
+def _headers(
+    files: Sequence[str], images: Sequence[str]
+) -> tuple[list[tuple[int, int]], dict[str, str]]:
+    """Width and height of a sample's images, and why others of it cannot be read.
+
+    Raises:
+        UserError: none can be read, or all are copies of one.
+    """
+    step = max(1, len(files) // SAMPLE)
+    sample = list(files[::step])[:SAMPLE]
+    sizes, unreadable, contents = [], {}, set()
+    for file in sample:
+        try:
+            contents.add(hashlib.sha256(read_file(file)).digest())
+        except UnreadableImage as error:
+            unreadable[file] = error.reason
+            continue
+        size = _size(file)
+        if size is None:
+            unreadable[file] = "it is empty" if not os.path.getsize(file) else "it is no image"
+        else:
+            sizes.append(size)
+    if not sizes:
+        problem = f"none of {len(sample)} images can be read, the first {sample[0]!r}"
+        raise ConfigError("IMAGES", " ".join(images), problem, "give images")
+    if len(contents) == 1:
+        problem = f"its {len(sample)} images are copies of one"
+        raise ConfigError("IMAGES", " ".join(images), problem, "give images that differ")
+    return sizes, unreadable
+
+
+def _size(file: str) -> tuple[int, int] | None:
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            return image.size
+    except Exception:
+        # Damaged files make PIL raise errors of nearly every type.
+        return None
+
+
+def _splits(root: Path) -> tuple[Path, Path] | None:
+    """The folders of training and validation in a folder that holds both, of the same classes."""
+    train = root / "train"
+    found = [root / name for name in _VALIDATION if (root / name).is_dir()]
+    if not train.is_dir() or len(found) != 1 or not _are_classes(train):
+        return None
+    held = {p.name for p in found[0].iterdir() if p.is_dir() and not p.name.startswith(".")}
+    classes = {p.name for p in train.iterdir() if p.is_dir() and not p.name.startswith(".")}
+    return (train, found[0]) if held and held <= classes else None
+
+
+def _are_classes(root: Path) -> bool:
+    """Whether folders are obviously classes: alone, flat, many images in each, and no dates."""
+    if not root.is_dir():
+        return False
+    with os.scandir(root) as entries:
+        shown = [entry for entry in entries if not entry.name.startswith(".")]
+    folders = [entry for entry in shown if entry.is_dir()]
+    if not 2 <= len(folders) <= _CLASSES or any(map(_is_image, shown)):
+        return False
+    if all(_DATE.fullmatch(folder.name) for folder in folders):
+        return False
+    for folder in folders:
+        with os.scandir(folder.path) as entries:
+            inner = [entry for entry in entries if not entry.name.startswith(".")]
+        if any(entry.is_dir() for entry in inner) or sum(map(_is_image, inner)) < _CLASS:
+            return False
+    return True
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return entry.name.lower().endswith(IMG_EXTENSIONS)
+
+
+class _Rules:
+    """Sets what the user has left open, rule by rule; later rules read what earlier ones set."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        given: Mapping[str, Any],
+        pictures: Pictures,
+        machine: Machine,
+    ) -> None:
+        self.config, self.given, self.pictures, self.machine = config, given, pictures, machine
+        accelerator = config.get("accelerator")
+        self.gpu = bool(machine.gpus) and accelerator in ("auto", "gpu", "cuda")
+        self.where = "a GPU" if self.gpu else "a CPU"
+        self.choices: list[Choice] = []
+
+    def apply(self) -> list[Choice]:
+        for rule in (
+            self.labels,
+            self.holdout,
+            self.crop,
+            self.backbone,
+            self.devices,
+            self.batch,
+            self.epochs,
+            self.optimizer,
+            self.precision,
+            self.augmentation,
+            self.workers,
+            self.sizes,
+            self.online,
+        ):
+            rule()
+        return self.choices
+
+    @property
+    def training(self) -> int:
+        """Images that are trained on."""
+        return self.pictures.count - round(
+            (self.config["data"].get("holdout") or 0) * self.pictures.count
+        )
+
+    @property
+    def side(self) -> int:
+        return int(self.config["augmentations"][0]["crop_size"])
+
+    def is_given(self, key: str) -> bool:
+        """Whether the user has set a key, a section that it lies in, or a part of it."""
+        return any(
+            key == one or key.startswith(f"{one}.") or one.startswith(f"{key}.")
+            for one in self.given
+        )
+
+    def set(self, key: str, value: Any, why: str, shown: bool = True) -> None:
+        if self.is_given(key):
+            return
+        *sections, last = key.split(".")
+        place: Any = self.config
+        for section in sections:
+            place = (
+                place.setdefault(section, {}) if isinstance(place, dict) else place[int(section)]
+            )
+        place[last] = value
+        if shown:
+            self.choices.append(Choice(key, value, why))
+
+    def labels(self) -> None:
+        found = self.pictures
+        if self.is_given("data.no_labels"):
+            return
+        why = "data.no_labels=false takes folders as classes"
+        if found.classes:
+            beside = ", and validation images of the same" if "val_path" in found.data else ""
+            why = f"folders of {found.classes} classes{beside}"
+        self.choices.append(Choice("data.no_labels", not found.classes, why))
+
+    def holdout(self) -> None:
+        if self.config["data"].get("val_path"):
+            return
+        count, classes = self.pictures.count, self.pictures.classes
+        share = round(min(_SHARE, _HELD / count), 6)
+        held = round(share * count)
+        # A part that is measured has neighbours, and of labelled images some of every class.
+        if held >= max(2, 2 * classes):
+            self.set("data.holdout", share, f"{held} images are measured and not trained on")
+
+    def crop(self) -> None:
+        side, most = self.pictures.side, 224 if self.gpu else SMALL_SIDE
+        fits = 32 if side <= 48 else 64 if side <= 96 else 128 if side <= 192 else 224
+        views = self.config["augmentations"]
+        before = self.side
+        if any(_CROP.fullmatch(key) for key in self.given):
+            return
+        crop = min(fits, most)
+        why = f"the shorter sides are about {side} pixels" + (
+            ", and on a CPU" if fits > most else ""
+        )
+        for place, view in enumerate(views):
+            # Small crops keep their share of the large ones.
+            own = (
+                crop if view["crop_size"] == before else max(16, crop * view["crop_size"] // before)
+            )
+            self.set(f"augmentations.{place}.crop_size", own, why, shown=not place)
+            if crop <= 32:
+                # As in solo-learn's configs for CIFAR.
+                self.set(f"augmentations.{place}.gaussian_blur.prob", 0.0, "", shown=False)
+
+    def backbone(self) -> None:
+        large = self.gpu and self.side >= 128 and self.pictures.count >= 50_000
+        if self.config["backbone"]["name"].startswith(PREFIX):
+            why = f"{self.pictures.count:,} images, {self.where}"
+            self.set("backbone.name", "timm/resnet50" if large else "timm/resnet18", why)
+        name, kwargs = (
+            self.config["backbone"]["name"],
+            self.config["backbone"].setdefault("kwargs", {}),
+        )
+        if self.is_given("backbone.kwargs"):
+            return
+        if _is_vit(name):
+            if self.side != 224:
+                kwargs["img_size"] = self.side
+            if self.side <= SMALL_SIDE:
+                kwargs["patch_size"] = max(2, self.side // 8)
+        elif name.startswith(PREFIX) and self.side <= SMALL_SIDE and not self.gpu:
+            why = "the stem for small images takes four times as long, and this is a CPU"
+            self.set("backbone.kwargs.small_stem", False, why)
+
+    def devices(self) -> None:
+        gpus = self.machine.gpus
+        if gpus > 1 and self.gpu and self.pictures.count >= 5000 * gpus:
+            self.set("devices", gpus, f"{gpus} GPUs")
+            self.set("strategy", "ddp", "", shown=False)
+            self.set("sync_batchnorm", True, "", shown=False)
+
+    def batch(self) -> None:
+        devices = int(self.config["devices"]) if str(self.config["devices"]).isdecimal() else 1
+        share = self.training // devices
+        size = 2
+        while size < 256 and 2 * size <= share // 8:
+            size *= 2
+        # A contrastive loss of less than eight images compares hardly anything.
+        size = min(max(size, 8), share)
+        steps = max(share // size, 1)
+        self.set("optimizer.batch_size", size, f"{steps} steps an epoch")
+
+    def epochs(self) -> None:
+        seen, least, most = (10**7, 100, 800) if self.gpu else (2 * 10**5, 10, 100)
+        epochs = min(max(round(seen / self.training), least), most)
+        self.set("max_epochs", epochs, f"{epochs * self.training:,} images in all, on {self.where}")
+        total = int(self.config["max_epochs"])
+        self.set("scheduler.warmup_epochs", min(10, total // 10), "", shown=False)
+
+    def optimizer(self) -> None:
+        optimizer, name = self.config["optimizer"], self.config["backbone"]["name"]
+        if (
+            _is_vit(name)
+            and optimizer["name"] in ("sgd", "lars")
+            and not self.is_given("optimizer.name")
+        ):
+            # solo-learn's settings of MoCo v3 with a vision transformer.
+            self.set("optimizer.name", "adamw", "a vision transformer")
+            self.set("optimizer.kwargs", {}, "", shown=False)
+            self.set("optimizer.lr", 3e-4, "", shown=False)
+            self.set("optimizer.weight_decay", 0.1, "", shown=False)
+        lr, batch = optimizer["lr"], optimizer["batch_size"]
+        if not self.is_given("optimizer.lr"):
+            why = f"the method's, per 256 images; {lr * batch / 256:.3g} for {batch}"
+            self.choices.append(Choice("optimizer.lr", lr, why))
+
+    def precision(self) -> None:
+        if self.gpu:
+            precision = "bf16-mixed" if self.machine.bfloat16 else "16-mixed"
+            self.set("precision", precision, "what the GPU is fast in")
+        else:
+            self.set("precision", "auto", "bfloat16 where this CPU gains by it")
+
+    def augmentation(self) -> None:
+        alike = self.pictures.alike
+        if alike is None or max(alike) > SMALL_SIDE or self.pictures.unreadable:
+            self.set("data.augmentation", "image", "sizes differ or are large", shown=False)
+            return
+        per_image = ("rand_augment", "auto_augment", "random_erasing")
+        if any(view.get(name) for view in self.config["augmentations"] for name in per_image):
+            return
+        self.set("data.augmentation", "batch", f"all are of {alike[1]} x {alike[0]} pixels")
+        size = self.pictures.count * 3 * alike[0] * alike[1]
+        if self.config["data"]["augmentation"] == "batch" and size < _MEMORY * self.machine.memory:
+            self.set("data.in_memory", True, f"they take {max(size >> 20, 1):,} MiB")
+
+    def workers(self) -> None:
+        cores = min(self.machine.cores, MOST_WORKERS)
+        self.set("data.num_workers", cores, f"{self.machine.cores} cores")
+
+    def sizes(self) -> None:
+        """Sizes of built-in methods that solo-learn's configs state for more images."""
+        kwargs, epochs = self.config["method_kwargs"], int(self.config["max_epochs"])
+        batch = int(self.config["optimizer"]["batch_size"])
+        for name, size in self._sizes(kwargs, epochs, batch):
+            if kwargs[name] != size:
+                self.set(
+                    f"method_kwargs.{name}", size, "fewer images or epochs than it was made for"
+                )
+        if self.config["method"] == "mochi":
+            warmup = int(self.config["scheduler"]["warmup_epochs"])
+            self.set("method_kwargs.mixing.warmup_epochs", warmup, "", shown=False)
+        if self.config["method"] == "pcl":
+            warmup = max(int(self.config["scheduler"]["warmup_epochs"]), 1)
+            self.set("method_kwargs.warmup_epochs", warmup, "prototypes from then on")
+
+    def _sizes(
+        self, kwargs: Mapping[str, Any], epochs: int, batch: int
+    ) -> Iterable[tuple[str, Any]]:
+        images = self.training
+        builtin = self.config["method"] not in METHODS
+        if builtin and kwargs.get("queue_size"):
+            yield "queue_size", capped_queue(kwargs["queue_size"])(images, batch)
+        if builtin and isinstance(kwargs.get("num_prototypes"), int):
+            yield "num_prototypes", capped_prototypes(kwargs["num_prototypes"])(images, batch)
+        if builtin and isinstance(kwargs.get("num_prototypes"), list):
+            sizes = [capped_prototypes(one)(images, batch) for one in kwargs["num_prototypes"]]
+            yield "num_prototypes", sizes
+        for name in ("warmup_teacher_temperature_epochs", "epoch_queue_starts"):
+            if name in kwargs:
+                yield name, min(kwargs[name], epochs // 4)
+        if "whitening_size" in kwargs:
+            size = min(kwargs["whitening_size"], batch)
+            yield "whitening_size", size
+            yield "proj_output_dim", min(kwargs["proj_output_dim"], size // 2)
+
+    def online(self) -> None:
+        data = self.config["data"]
+        if not data["no_labels"] and (data.get("holdout") or data.get("val_path")):
+            every = max(1, int(self.config["max_epochs"]) // 10)
+            self.set("online_eval.every_n_epochs", every, "measured on held-out images")
+
+
+def _is_vit(name: str) -> bool:
+    if not name.startswith(PREFIX):
+        return name.startswith(("vit", "swin"))
+    config = timm.get_pretrained_cfg(name.removeprefix(PREFIX), allow_unregistered=True)
+    return "patch_embed" in str(getattr(config, "first_conv", None))

@@ -1,0 +1,283 @@
+"""A run on pictures of one's own: what is found in folders, and what is chosen by it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from solo_ext import pretrain
+from solo_ext.config.compose import compose, shipped_configs
+from solo_ext.core.errors import ConfigError
+from solo_ext.lab.training.own_images import LEAST, Machine, Plan, look_at, plan_run
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain as train
+
+CPU = Machine(cores=2, memory=2**34)
+GPU = Machine(cores=16, memory=2**36, gpus=1, bfloat16=True)
+METHODS = sorted(name.partition("/")[2] for name in shipped_configs() if name.startswith("images/"))
+TINY = [
+    "backbone.name=timm/resnet10t",
+    "backbone.kwargs={channels: [8, 8, 8, 8], small_stem: false}",
+    *("max_epochs=1", "accelerator=cpu", "data.num_workers=0"),
+]
+
+
+def draw(root: Path, names: Any, side: int = 24, seed: int = 0) -> Path:
+    """Writes noise of ``side`` pixels as JPEG under these names."""
+    rng = np.random.default_rng(seed)
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (side, side, 3), np.uint8)).save(root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 pictures in folders of several depths, with what a computer leaves beside them."""
+    places = ("", "2021/", "2021/may/", "2022/sea/")
+    names = [f"{places[n % 4]}{n:02}.jpg" for n in range(60)]
+    root = draw(tmp_path_factory.mktemp("album") / "my photos", names)
+    (root / "2021" / "._04.jpg").write_bytes(b"Mac OS X")
+    (root / ".thumbnails").mkdir()
+    (root / ".thumbnails" / "1.png").write_bytes(b"no image")
+    (root / "list.txt").write_text("no image")
+    return root
+
+
+def classes(root: Path, names: str, count: int = 12, **given: Any) -> Path:
+    return draw(root, [f"{a}/{n}.png" for a in names.split() for n in range(count)], **given)
+
+
+def test_folders_of_any_depth(album: Path) -> None:
+    found = look_at([str(album)])
+    assert (found.count, found.classes, found.hidden, found.side) == (60, 0, 1, 24)
+    assert found.data == {"train_path": str(album), "no_labels": True}
+    assert (found.name, found.alike, found.unreadable) == ("my-photos", (24, 24), {})
+
+
+def test_folders_that_are_classes(tmp_path: Path) -> None:
+    """Only where that is plain to see, or asked for."""
+    root = str(classes(tmp_path / "a", "ant bee"))
+    assert look_at([root]).classes == 2
+    assert look_at([root], no_labels=True).classes == 0
+    assert look_at([str(classes(tmp_path / "b", "2021 2022-05"))]).classes == 0
+    assert look_at([str(classes(tmp_path / "c", "ant bee", count=5))]).classes == 0
+    assert look_at([str(tmp_path / "c")], no_labels=False).classes == 2
+    assert look_at([str(draw(tmp_path / "a", ["more.png"]))]).classes == 0
+    assert look_at([str(classes(tmp_path / "d", "ant ant/more bee"))]).classes == 0
+
+
+def test_folders_of_training_and_validation(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        classes(tmp_path / split, "ant bee")
+    found = look_at([str(tmp_path)])
+    assert (found.count, found.classes) == (24, 2)
+    assert found.data["val_path"] == str(tmp_path / "val")
+    assert look_at([str(tmp_path)], no_labels=True).count == 48
+    classes(tmp_path / "val", "cat")
+    assert look_at([str(tmp_path)]).classes == 0
+
+
+def test_several_folders_and_a_list(album: Path, tmp_path: Path) -> None:
+    classes(tmp_path / "more", "ant bee")
+    found = look_at([str(album), str(tmp_path / "more")])
+    assert (found.count, found.classes) == (84, 0)
+    assert found.data["train_path"] == [str(album), str(tmp_path / "more")]
+    lines = [f"{path}\n" for path in sorted(album.rglob("[0-9]*.jpg"))[:20]]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    assert look_at([str(tmp_path / "list.txt")]).count == 20
+
+
+def wrong(problem: str, *images: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        look_at(images)
+    assert caught.value.key == "IMAGES"
+    assert "\n" not in str(caught.value)
+
+
+def test_refuses_what_nothing_is_learned_from(album: Path, tmp_path: Path) -> None:
+    wrong("no such folder", str(tmp_path / "nowhere"))
+    wrong("no such folder", "")
+    wrong("no image in it", str(tmp_path))
+    one = draw(tmp_path / "one", ["0.png"])
+    wrong("one image, and methods compare images", str(one))
+    wrong(f"give {LEAST} or more", str(draw(one, ["1.png", "2.png"])))
+    for number in range(10):
+        draw(tmp_path / "same", [f"{number}.png"])
+    wrong("10 images are copies of one", str(tmp_path / "same"))
+    for number in range(10):
+        (tmp_path / "same" / f"{number}.png").write_bytes(b"x" * number)
+    wrong("none of 10 images can be read", str(tmp_path / "same"))
+    wrong("a file beside others", str(album), str(album / "00.jpg"))
+    wrong("lies in", str(album), str(album / "2021"))
+    wrong("no text", str(album / "00.jpg"))
+
+
+def test_odd_files_are_named_or_read(tmp_path: Path) -> None:
+    """An animation is its first frame, transparency is dropped; what is unreadable is left out."""
+    root = draw(tmp_path, [f"{n}.png" for n in range(20)])
+    frames = [Image.new("RGB", (24, 24), colour) for colour in ("red", "blue")]
+    frames[0].save(root / "moves.gif", save_all=True, append_images=frames[1:])
+    frames[0].save(root / "moves.png", save_all=True, append_images=frames[1:])
+    Image.new("RGBA", (24, 24)).save(root / "clear.png")
+    Image.new("CMYK", (24, 24)).save(root / "print.jpg")
+    (root / "empty.png").touch()
+    (root / "torn.png").write_bytes((root / "0.png").read_bytes()[:20])
+    found = look_at([str(root)])
+    assert set(map(Path, found.unreadable)) == {root / "empty.png", root / "torn.png"}
+    plan = plan_run([str(root)], "simclr", TINY, CPU)
+    assert any("2 are unreadable and will be left out" in line for line in plan.lines())
+    assert plan.config["data"]["unreadable"] == "skip"
+
+
+def seen(plan: Plan) -> dict[str, Any]:
+    return {choice.key: choice.value for choice in plan.choices}
+
+
+def test_choices_for_a_few_small_pictures(album: Path) -> None:
+    plan = plan_run([str(album)], machine=CPU)
+    assert seen(plan) == {
+        "data.no_labels": True,
+        "data.holdout": 0.1,
+        "augmentations.0.crop_size": 32,
+        "backbone.name": "timm/resnet18",
+        "backbone.kwargs.small_stem": False,
+        "optimizer.batch_size": 8,
+        "max_epochs": 100,
+        "optimizer.lr": 0.1,
+        "precision": "auto",
+        "data.augmentation": "batch",
+        "data.in_memory": True,
+        "data.num_workers": 2,
+        "method_kwargs.warmup_epochs": 10,
+    }
+    assert plan.config["scheduler"]["warmup_epochs"] == 10
+    text = "\n".join(plan.lines())
+    assert f"60 in {album}, without labels; hidden files passed over: 1" in text
+    for key in seen(plan):
+        assert f"  {key}=" in text
+
+
+def test_choices_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    draw(tmp_path, [f"{n}.jpg" for n in range(40)], side=300)
+    draw(tmp_path, ["other.jpg"], side=200)
+    found = plan_run([str(tmp_path)], "simclr", machine=GPU)
+    chosen = seen(found)
+    assert chosen["augmentations.0.crop_size"] == 224
+    assert chosen["precision"] == "bf16-mixed"
+    assert (chosen["max_epochs"], chosen["data.num_workers"]) == (800, 8)
+    assert "backbone.kwargs.small_stem" not in chosen
+    assert found.config["data"].get("augmentation", "image") == "image"
+    old = Machine(cores=16, memory=2**36, gpus=1)
+    assert plan_run([str(tmp_path)], "simclr", machine=old).config["precision"] == "16-mixed"
+
+
+def test_many_images_take_larger_networks_and_all_gpus(album: Path) -> None:
+    from dataclasses import replace
+
+    from solo_ext.lab.training.own_images import _Rules
+
+    found = replace(look_at([str(album)]), count=200_000, side=400, alike=None)
+    for gpus in (1, 4):
+        machine = replace(GPU, gpus=gpus)
+        config = compose("images/simclr")
+        rules = _Rules(config, {}, found, machine)
+        chosen = {choice.key: choice.value for choice in rules.apply()}
+        assert chosen["backbone.name"] == "timm/resnet50"
+        assert chosen["data.holdout"] == 0.01
+        assert chosen["max_epochs"] == 100
+        assert (chosen.get("devices"), config["strategy"]) == (
+            (4, "ddp") if gpus > 1 else (None, "auto")
+        )
+
+
+def test_what_is_given_is_not_chosen(album: Path) -> None:
+    words = {
+        "augmentations.0.crop_size": 64,
+        "backbone.name": "timm/vit_tiny_patch16_224",
+        "optimizer.batch_size": 4,
+        "max_epochs": 3,
+        "data.holdout": None,
+        "data.augmentation": "image",
+        "seed": 11,
+    }
+    given = [f"{key}={'null' if value is None else value}" for key, value in words.items()]
+    plan = plan_run([str(album)], "simclr", given, CPU)
+    assert not words.keys() & seen(plan).keys()
+    config = plan.config
+    assert config["augmentations"][0]["crop_size"] == 64
+    assert (config["data"]["holdout"], config["seed"], config["max_epochs"]) == (None, 11, 3)
+    # A vision transformer has the optimiser of one, and fits the crops.
+    assert (config["optimizer"]["name"], config["optimizer"]["lr"]) == ("adamw", 3e-4)
+    assert config["backbone"]["kwargs"] == {"img_size": 64, "patch_size": 8}
+    for wrong_word in ("method=byol", "data.train_path=x", "data.format=h5"):
+        with pytest.raises(ConfigError, match="IMAGES and --method say it"):
+            plan_run([str(album)], "simclr", [wrong_word], CPU)
+    with pytest.raises(ConfigError, match="did you mean 'simclr'"):
+        plan_run([str(album)], "simcrl", [], CPU)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        name if name in ("pcl", "byol") else pytest.param(name, marks=pytest.mark.slow)
+        for name in METHODS
+        # The teacher is the user's to name; supcon learns from labels.
+        if name not in ("seed", "protoseed", "supcon")
+    ],
+)
+def test_every_method_can_start(method: str, album: Path) -> None:
+    words = ["accelerator=cpu", "data.num_workers=0"]
+    if method not in ("mae",):
+        words += TINY[:2]
+    prepared = prepare(plan_run([str(album)], method, words, CPU).config)
+    assert len(prepared.train) == 54
+    assert prepared.val is not None
+    assert len(prepared.val) == 6
+
+
+def test_supcon_takes_class_folders(album: Path, tmp_path: Path) -> None:
+    prepared = prepare(plan_run([str(classes(tmp_path, "a b", 40))], "supcon", TINY, CPU).config)
+    assert prepared.run.data.num_classes == 2
+    with pytest.raises(ConfigError, match="supcon learns from labels"):
+        prepare(plan_run([str(album)], "supcon", TINY, CPU).config)
+
+
+def test_every_method_of_solo_learn_and_of_ours_has_a_config() -> None:
+    from solo_ext import methods
+    from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
+
+    assert set(METHODS) == {*BUILTIN_KWARGS, *methods.METHODS}
+
+
+@pytest.mark.slow
+def test_the_runs_own_config_is_the_same_run(
+    album: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the last bit; the model is there, and loads as is said."""
+    import timm
+
+    done = pretrain(album, "simclr", TINY, run_dir=tmp_path / "run")
+    assert "method  simclr" in capsys.readouterr().out
+    config = compose(str(tmp_path / "run" / "config.yaml"))
+    assert config == yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    again = train(prepare(config), run_dir=tmp_path / "again", show_progress=False)
+    weights = [torch.load(run.checkpoint, weights_only=True)["state_dict"] for run in (done, again)]
+    assert all(map(torch.equal, *(itertools.chain(w.values()) for w in weights)))
+    assert done.load == f'timm.create_model("local-dir:{done.model}", pretrained=True)'
+    model = timm.create_model(f"local-dir:{done.model}", pretrained=True)
+    held = model.state_dict()
+    backbone = {
+        key.removeprefix("backbone."): value
+        for key, value in weights[0].items()
+        if key.startswith("backbone.")
+    }
+    assert all(torch.equal(backbone[key], held[key]) for key in held)
