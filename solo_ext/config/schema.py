@@ -610,7 +610,7 @@ class RunConfig(CommonConfig):
     online_eval: OnlineEval = OnlineEval()
     performance: Performance = Performance()
     wandb: Wandb = Wandb()
-    loggers: list[Literal["tensorboard"]] = []
+    loggers: list[Literal["csv", "mlflow", "tensorboard", "wandb"]] = []
     seed: Seed = 5
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_epochs: PositiveInt

@@ -50,9 +50,9 @@ from solo_ext.lab.training.run_dir import (
     CONFIG,
     ENVIRONMENT,
     LOCK,
+    LOGGERS,
     METRICS,
     RUN_DIR,
-    TENSORBOARD,
     Checkpoint,
     agreed_run_dir,
     checkpoints,
@@ -370,7 +370,7 @@ def _locked_run_dir(
 def _remove_unused(made: Sequence[Path]) -> None:
     """Removes the directory of a run that failed before its first batch, and its parents."""
     run_dir, *parents = made
-    if run_dir.is_dir() and {file.name for file in run_dir.iterdir()} <= {LOCK, TENSORBOARD}:
+    if run_dir.is_dir() and {file.name for file in run_dir.iterdir()} <= {LOCK, *LOGGERS}:
         shutil.rmtree(run_dir, ignore_errors=True)
         # Another run may have started in the same parent folder.
         with contextlib.suppress(OSError):

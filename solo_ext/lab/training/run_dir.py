@@ -38,8 +38,9 @@ RUN_DIR = "SOLO_EXT_RUN_DIR"
 CONFIG, ARGS = "config.yaml", "args.json"
 LOCK = ".lock"
 METRICS, ENVIRONMENT = "metrics.jsonl", "environment.json"
-TENSORBOARD = "tensorboard"
-"""Folder that TensorBoard's logger creates before there is anything to log."""
+TENSORBOARD, CSV, MLFLOW = "tensorboard", "csv", "mlflow.db"
+LOGGERS = {TENSORBOARD, CSV, MLFLOW, "wandb"}
+"""Folders and files that loggers create, some before there is anything to log."""
 PREVIOUS = ".previous"
 """Suffix of the checkpoint before the last one; scripts that look for ``.ckpt`` ignore it."""
 PACKAGES = (
@@ -204,7 +205,7 @@ def check_run_dir(run_dir: Path) -> None:
         names = {file.name for file in run_dir.iterdir()}
     # A run that ended before its first batch may have left the folder of its logger, its lock, and
     # the output of an evaluation before training.
-    early = {LOCK, METRICS, "online", TENSORBOARD, "wandb"} if LOCK in names else {TENSORBOARD}
+    early = {LOCK, METRICS, "online", *LOGGERS} if LOCK in names else LOGGERS
     # A copy of a run may lack hidden files such as the lock.
     if names <= early or _recorded(run_dir / ENVIRONMENT) is not None:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import re
 import time
 import warnings
@@ -33,7 +34,7 @@ from solo_ext.data.dali import DALIViews
 from solo_ext.data.loaders import FixedLoader, ResumableLoader
 from solo_ext.data.views import RawBatch, RawBatches
 from solo_ext.host.dali_loader import DALILoader
-from solo_ext.lab.training.run_dir import TENSORBOARD
+from solo_ext.lab.training.run_dir import CSV, MLFLOW, TENSORBOARD
 
 _PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 _WANDB_FOLDER = re.compile(r"(?:offline-)?run-(\d{8}_\d{6})-(.+)")
@@ -113,12 +114,24 @@ class _DirectCheckpointIO(TorchCheckpointIO):
 
 
 def _loggers(run: RunConfig, run_dir: Path) -> list[Any]:
-    from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+    from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
     made: list[Any] = []
     if "tensorboard" in run.loggers:
         made.append(TensorBoardLogger(str(run_dir), name=TENSORBOARD, version=""))
-    if run.wandb.enabled:
+    if "csv" in run.loggers:
+        # Without a fixed version, a resumed run leaves the file of its earlier part alone.
+        made.append(CSVLogger(str(run_dir), name=CSV))
+    if "mlflow" in run.loggers:
+        made.append(
+            MLFlowLogger(
+                experiment_name=os.environ.get("MLFLOW_EXPERIMENT_NAME", "solo_ext"),
+                run_name=run_dir.name,
+                # mlflow no longer takes a folder of files, which is Lightning's default.
+                tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run_dir / MLFLOW}"),
+            )
+        )
+    if run.wandb.enabled or "wandb" in run.loggers:
         made.append(
             WandbLogger(
                 name=run.name,

@@ -442,6 +442,29 @@ def test_by_hand_within_a_job(given: RunConfig, monkeypatch: pytest.MonkeyPatch)
     assert agreed_run_dir(given).name == f"{first.name}-2"
 
 
+def test_loggers_by_name(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is Lightning's own; a resumed run adds a table to those of its earlier parts."""
+    run = prepare(make_config("simclr", loggers=["csv"], max_epochs=1)).run
+    assert [type(one).__name__ for one in _loggers(run, tmp_path)] == ["CSVLogger"]
+    config = make_config("simclr", loggers=["csv"], log_every_n_steps=1)
+    for epochs in (1, 2):
+        pretrain(prepare(config | {"max_epochs": epochs}), run_dir=tmp_path / "run", force=True)
+    tables = sorted((tmp_path / "run" / "csv").glob("version_*/metrics.csv"))
+    assert len(tables) == 2
+    assert all("train_nce_loss" in table.read_text() for table in tables)
+    given: list[Any] = []
+    for name in ("MLFlowLogger", "WandbLogger"):
+        monkeypatch.setattr(
+            f"lightning.pytorch.loggers.{name}", lambda **words: given.append(words)
+        )
+    run = prepare(make_config("simclr", loggers=["mlflow", "wandb"])).run
+    _loggers(run, tmp_path / "mine")
+    assert given[0]["tracking_uri"] == f"sqlite:///{tmp_path / 'mine' / 'mlflow.db'}"
+    assert (given[0]["run_name"], given[1]["project"]) == ("mine", "solo-learn")
+
+
 def test_wandb_goes_on_with_the_run_that_it_began(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
