@@ -13,6 +13,8 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 
@@ -95,12 +97,25 @@ Strategy = Literal[
 class Backbone(Section):
     """``backbone``: solo-learn's own name or ``timm/<model>``, and its constructor's arguments.
 
+    Attributes:
+        weights: what a run starts from: a run directory, a checkpoint, an export, a file of MoCo
+            v2, SwAV, DINO, DINOv2, timm or torchvision, ``timm/<model>`` or
+            ``torchvision/<model>``; null: random weights.
+
     >>> Backbone(name="timm/vit_tiny_patch16_224", kwargs={"drop_path_rate": 0.1}).kwargs
     {'drop_path_rate': 0.1}
+    >>> Backbone(name="resnet18").model_dump()
+    {'name': 'resnet18', 'kwargs': {}}
     """
 
     name: str
     kwargs: Free = {}
+    weights: FolderName | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_null(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Digests of runs and features cover this section: those of earlier versions stay valid.
+        return {k: v for k, v in dump(self).items() if k != "weights" or v is not None}
 
 
 class HuggingFace(Section):

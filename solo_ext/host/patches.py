@@ -351,6 +351,10 @@ def _backbones() -> Iterator[Replacement]:
     @functools.wraps(original)
     def with_small_images(cfg: Any) -> Any:
         cfg = original(cfg)
+        weights = OmegaConf.select(cfg, "backbone.weights")
+        if weights is not None and Path(sys.argv[0]).name == "main_pretrain.py":
+            problem = "solo-learn's own script does not read it"
+            raise ConfigError("backbone.weights", weights, problem, "train by `solo-ext pretrain`")
         if cfg.get("augmentations"):
             cfg.backbone.kwargs = small_image_kwargs(
                 cfg.backbone.name, cfg.backbone.kwargs, cfg.augmentations[0].crop_size

@@ -22,8 +22,8 @@ class TeacherKwargs(Section):
 
     Attributes:
         layout: format of the teacher's weights: ``run`` of solo-learn or solo_ext (a run directory
-            or one of its checkpoints), the official files of ``moco_v2``, ``swav`` and ``dino``, a
-            model of ``timm`` or ``torchvision``.
+            or one of its checkpoints), ``export`` of ``solo-ext export``, the official files of
+            ``moco_v2``, ``swav`` and ``dino``, a model of ``timm`` or ``torchvision``.
         path: the file or run directory; null: timm and torchvision download the weights.
         model: the architecture, if the file does not name it; for timm and torchvision with the
             tag of its weights, such as ``resnet50.a1_in1k`` and ``resnet50:IMAGENET1K_V2``.
@@ -36,7 +36,7 @@ class TeacherKwargs(Section):
         'online'
     """
 
-    layout: Literal["run", "moco_v2", "swav", "dino", "timm", "torchvision"] = "run"
+    layout: Literal["run", "export", "moco_v2", "swav", "dino", "timm", "torchvision"] = "run"
     path: str | None = None
     model: str | None = None
     model_kwargs: dict[str, Any] = {}

@@ -100,9 +100,8 @@ def load_exported(path: str | Path) -> Exported:
     Traceback (most recent call last):
     solo_ext.core.errors.UserError: 'nothing.safetensors': no such file; give what `solo-ext expo...
     """
-    path = Path(path)
-    file = path / WEIGHTS if path.is_dir() else path
-    metadata, weights = _read(file)
+    file = export_file(path)
+    metadata, weights = read_export(file)
     backbone, features_dim = _build(metadata, file)
     name = metadata.backbone.name
     check_fit(backbone, weights, f"export {str(file)!r}", f"backbone {name!r}", "export it again")
@@ -114,7 +113,26 @@ def load_exported(path: str | Path) -> Exported:
     return Exported(backbone.eval(), metadata)
 
 
-def _read(file: Path) -> tuple[Metadata, dict[str, Tensor]]:
+def export_file(path: str | Path) -> Path:
+    """The file of weights of an export, which is a folder or this file.
+
+    >>> export_file("backbone.safetensors")
+    PosixPath('backbone.safetensors')
+    """
+    path = Path(path)
+    return path / WEIGHTS if path.is_dir() else path
+
+
+def read_export(file: Path) -> tuple[Metadata, dict[str, Tensor]]:
+    """Reads an export's description of itself and its weights, and builds no network.
+
+    Raises:
+        UserError: there is no such file, or it is no export.
+
+    >>> read_export(Path("nothing.safetensors"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: 'nothing.safetensors': no such file; give what `solo-ext expo...
+    """
     if not file.is_file():
         raise UserError(f"{str(file)!r}: no such file; give what `solo-ext export` wrote")
     try:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -34,8 +34,10 @@ from solo_ext.pretrained.loaded import KEY, LoadedTeacher, assemble
 
 _WIDE = re.compile(r"(resnet(?:50|101|152))w([2-5])")
 _BLOCKS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3], "resnet152": [3, 8, 36, 3]}
-_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 """Entries of a training checkpoint that hold weights; averages first, as in the libraries."""
+CLASSIFIERS = ("fc.", "head.", "head_dist.", "heads.", "classifier.")
+"""Prefixes of the classifiers of most models of both libraries."""
 
 _AS_TAGGED: dict[str, Callable[[Any], dict[str, Any]]] = {
     "googlenet": lambda _: {"transform_input": True},
@@ -62,12 +64,8 @@ def load_timm(source: TeacherKwargs) -> LoadedTeacher:
     """
     name = str(source.model)
     model = _timm_name(name if name.startswith(PREFIX) else PREFIX + name)
-    bare, _, tag = model.partition(".")
-    tags = [m.partition(".")[2] for m in timm.list_pretrained(f"{bare}.*")]
-    if tag and tag not in tags:
-        raise ConfigError(
-            f"{KEY}.model", name, f"timm has no weights {tag!r}", suggest_name(tag, tags)
-        )
+    bare, _, _ = model.partition(".")
+    check_tag("timm", model, f"{KEY}.model", name)
     network: Any
     notes: list[str] = []
     if source.path is None:
@@ -82,9 +80,7 @@ def load_timm(source: TeacherKwargs) -> LoadedTeacher:
         network = build_architecture(PREFIX + model, source.model_kwargs)
         classifiers = network.pretrained_cfg.get("classifier") or ()
         classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
-        # Like its download, timm's file may be resized to the network, as positions of a ViT are.
-        module = sys.modules[type(network).__module__]
-        fit = getattr(module, "checkpoint_filter_fn", None)
+        fit = timm_filter(network)
         title, digest, notes = _load_file(network, source.path, "timm", classifiers, bare, fit)
     config = resolve_model_data_config(network)  # type: ignore[no-untyped-call]
     return assemble(
@@ -117,14 +113,8 @@ def load_torchvision(source: TeacherKwargs) -> LoadedTeacher:
     """
     given, kwargs = str(source.model), source.model_kwargs
     name, _, tag = given.partition(":")
-    if name not in _torchvision_names():
-        known = suggest_name(name, _torchvision_names())
-        raise ConfigError(f"{KEY}.model", given, "unknown architecture", known)
+    check_tag("torchvision", given, f"{KEY}.model", given)
     entries: Any = torchvision.models.get_model_weights(name)
-    tags = [entry.name for entry in entries]
-    if tag and tag not in tags:
-        remedy = suggest_name(tag, tags)
-        raise ConfigError(f"{KEY}.model", given, f"torchvision has no weights {tag!r}", remedy)
     weights = entries[tag] if tag else entries.DEFAULT
     notes: list[str] = []
     if source.path is None:
@@ -155,6 +145,37 @@ def load_torchvision(source: TeacherKwargs) -> LoadedTeacher:
     )
 
 
+def check_tag(library: Literal["timm", "torchvision"], model: str, key: str, given: str) -> None:
+    """Refuses a model that torchvision does not have, and a tag of weights that neither has.
+
+    Args:
+        library: which of the two.
+        model: its name, with or without a tag.
+        key: where it was given, for the message, as ``given``.
+
+    Raises:
+        ConfigError: there is no such model or tag.
+
+    >>> check_tag("timm", "resnet50.a1_in1k", "model", "resnet50.a1_in1k")
+    >>> check_tag("torchvision", "resnet50:V3", "model", "resnet50:V3")
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: model='resnet50:V3': torchvision has no weights 'V3'; ...
+    """
+    if library == "timm":
+        bare, _, tag = model.partition(".")
+        tags = [m.partition(".")[2] for m in timm.list_pretrained(f"{bare}.*")]
+    else:
+        bare, _, tag = model.partition(":")
+        if bare not in _torchvision_names():
+            near = suggest_name(bare, _torchvision_names())
+            raise ConfigError(key, given, "unknown architecture", near)
+        entries: Any = torchvision.models.get_model_weights(bare)
+        tags = [entry.name for entry in entries]
+    if tag and tag not in tags:
+        remedy = suggest_name(tag, tags)
+        raise ConfigError(key, given, f"{library} has no weights {tag!r}", remedy)
+
+
 def _fetched(source: TeacherKwargs, fetch: Callable[[], Any], what: str) -> Any:
     """A network with its library's weights, from the library's cache or the internet."""
     try:
@@ -182,17 +203,8 @@ def _load_file(
     ``fit`` turns weights and network into weights that fit the network.
     """
     file = Path(path)
-    title, prefix, wrapper = f"{library} checkpoint {path!r}", "", ""
-    weights: Mapping[str, Tensor]
-    if file.suffix == ".safetensors":
-        weights = read_safetensors(file)
-    else:
-        state = read_checkpoint(file, (argparse.Namespace,))
-        wrapper = next((w for w in _WRAPPERS if state.get(w) is not None), "state_dict")
-        if isinstance(averaged := state.get(wrapper), dict):
-            # torch.optim.swa_utils.AveragedModel counts its updates beside the weights.
-            averaged.pop("n_averaged", None)
-        prefix, weights = unwrap(state, wrapper, title)
+    title = f"{library} checkpoint {path!r}"
+    prefix, wrapper, weights = read_weights(file, title)
     dropped = {f"{name}.{field}" for name in classifiers for field in ("weight", "bias")}
     weights = {k: v for k, v in weights.items() if k not in dropped}
     if model.startswith("densenet"):
@@ -210,6 +222,49 @@ def _load_file(
     network.load_state_dict(weights)
     notes = ["averaged weights"] if wrapper.endswith("_ema") else []
     return f"{model} of {title}", file_digest(file), notes
+
+
+def read_weights(file: Path, title: str) -> tuple[str, str, dict[str, Tensor]]:
+    """Reads a file of weights, or of a training, in the format of timm or torchvision.
+
+    Returns:
+        The prefix that DistributedDataParallel put before all keys, the entry that held the weights
+        (averaged ones are preferred), and the weights without that prefix.
+
+    Raises:
+        UserError: it cannot be read, or holds other values among the weights.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "weights.pth"
+    >>> torch.save({"model": {"module.fc.bias": torch.ones(1)}, "epoch": 3}, file)
+    >>> read_weights(file, "the file")
+    ('module.', 'model', {'fc.bias': tensor([1.])})
+    """
+    if file.suffix == ".safetensors":
+        return "", "", read_safetensors(file)
+    state = read_checkpoint(file, (argparse.Namespace,))
+    wrapper = next((w for w in WRAPPERS if state.get(w) is not None), "state_dict")
+    if isinstance(averaged := state.get(wrapper), dict):
+        # torch.optim.swa_utils.AveragedModel counts its updates beside the weights.
+        averaged.pop("n_averaged", None)
+    prefix, weights = unwrap(state, wrapper, title)
+    return prefix, wrapper, weights
+
+
+def timm_filter(network: nn.Module) -> Callable[..., Any] | None:
+    """timm's function that turns published weights into those of a network; ``None`` without one.
+
+    It takes weights and network. Like the download of the same weights, a file may need it: it
+    renames keys, and resizes the positions of a ViT.
+
+    >>> timm_filter(timm.create_model("resnet10t")) is None
+    True
+    """
+    for kind in type(network).__mro__:
+        if kind.__module__.startswith("timm.models."):
+            module = sys.modules[kind.__module__]
+            return getattr(module, "checkpoint_filter_fn", None)
+    return None
 
 
 class _WideResNet(ResNet):  # type: ignore[misc]

@@ -20,7 +20,7 @@ from solo_ext.core.files import CHECKPOINT_NAME, read_text
 from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.host.backbones import build_backbone
 from solo_ext.memory.teacher import TeacherKwargs
-from solo_ext.pretrained.exported import FETCHING
+from solo_ext.pretrained.exported import FETCHING, export_file, load_exported
 from solo_ext.pretrained.files import check_fit, file_digest, holds_values, read_checkpoint
 from solo_ext.pretrained.loaded import (
     Activation,
@@ -109,9 +109,28 @@ def load_pretrained(path: Path, networks: Literal["online", "momentum"] = "onlin
     return Pretrained(backbone, features_dim, cfg, checkpoint, epoch, digest, state["state_dict"])
 
 
+def run_backbone(path: Path) -> tuple[Path, str, dict[str, Tensor], list[str]]:
+    """The online backbone of a run or a checkpoint, without building it.
+
+    Returns:
+        The checkpoint, its digest, the backbone's weights, and the keys of all other weights.
+
+    Raises:
+        UserError: as :func:`load_pretrained`.
+
+    >>> run_backbone(Path("nowhere"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
+    """
+    checkpoint, _, state, digest = _read(path)
+    prefix, weights = _first_below(state["state_dict"], *_BACKBONES["online"])
+    others = [k for k in state["state_dict"] if not (prefix and k.startswith(prefix))]
+    return checkpoint, digest, weights, others
+
+
 def _read(path: Path) -> tuple[Path, CommonConfig, dict[str, Any], str]:
     while True:
-        checkpoint = _checkpoint_in(path)
+        checkpoint = checkpoint_in(path)
         try:
             cfg, state = _config_of(checkpoint), _state_of(checkpoint)
             return checkpoint, cfg, state, file_digest(checkpoint)
@@ -121,7 +140,16 @@ def _read(path: Path) -> tuple[Path, CommonConfig, dict[str, Any], str]:
                 raise
 
 
-def _checkpoint_in(path: Path) -> Path:
+def checkpoint_in(path: Path) -> Path:
+    """The checkpoint of the last epoch in a run directory; a file is returned as it is.
+
+    Raises:
+        UserError: there is none.
+
+    >>> checkpoint_in(Path("nowhere"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
+    """
     if path.is_file():
         return path
     if not path.is_dir():
@@ -240,6 +268,30 @@ def load_run(source: TeacherKwargs) -> LoadedTeacher:
     )
 
 
+def load_export(source: TeacherKwargs) -> LoadedTeacher:
+    """Loads what ``solo-ext export`` wrote as a teacher, with its own normalisation and size.
+
+    Raises:
+        UserError: the path is no export.
+
+    >>> load_export(TeacherKwargs(layout="export", path="nowhere"))
+    Traceback (most recent call last):
+    solo_ext.core.errors.UserError: 'nowhere': no such file; give what `solo-ext export` wrote
+    """
+    file = export_file(str(source.path))
+    with torch.random.fork_rng(devices=[]):
+        found = load_exported(file)
+    about = found.metadata
+    return assemble(
+        found.backbone,
+        name=f"{about.backbone.name} of export {str(file)!r}",
+        digest=file_digest(file),
+        mean=about.mean,
+        std=about.std,
+        input_size=about.input_size,
+    )
+
+
 def _behind(run: Pretrained, networks: str) -> dict[str, Any]:
     """Arguments of :func:`assemble` for head and prototypes, or notes why there are none."""
     prefix, head = _first_below(run.weights, f"{networks}projector.", f"{networks}head.mlp.")
@@ -274,7 +326,7 @@ def _activation(cfg: CommonConfig) -> Activation | None:
         if layout != "run":
             return "gelu" if layout == "dino" else "relu"
         try:
-            file = _checkpoint_in(Path(teacher["path"])).resolve()
+            file = checkpoint_in(Path(teacher["path"])).resolve()
             cfg = _config_of(file)
         except (UserError, TypeError, KeyError):
             return None

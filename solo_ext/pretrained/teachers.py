@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from torch import Tensor
 
 from solo_ext.core.errors import ConfigError
 from solo_ext.memory.teacher import TeacherKwargs
-from solo_ext.pretrained.files import check_fit, file_digest, read_checkpoint, refuse_keys, unwrap
+from solo_ext.pretrained.files import (
+    check_fit,
+    file_digest,
+    read_checkpoint,
+    read_safetensors,
+    refuse_keys,
+    unwrap,
+)
 from solo_ext.pretrained.libraries import (
     build_architecture,
     image_side,
@@ -26,7 +34,7 @@ from solo_ext.pretrained.libraries import (
     load_torchvision,
 )
 from solo_ext.pretrained.loaded import KEY, LoadedTeacher, assemble, prototype_rows
-from solo_ext.pretrained.runs import load_run
+from solo_ext.pretrained.runs import load_export, load_run
 
 _META = "https://dl.fbaipublicfiles.com"
 _PUBLISHED: dict[str, tuple[str, ...]] = {
@@ -51,19 +59,20 @@ def check_source(source: TeacherKwargs) -> None:
     Traceback (most recent call last):
     solo_ext.core.errors.ConfigError: method_kwargs.teacher.model=null: layout timm needs a model...
     """
-    layout, path = source.layout, source.path
-    run, library = layout == "run", layout in ("timm", "torchvision")
+    layout, path, momentum = source.layout, source.path, source.networks == "momentum"
+    run, library = layout in ("run", "export"), layout in ("timm", "torchvision")
     urls = " or ".join(_PUBLISHED.get(layout, ()))
     get = f"{f'download {urls} and ' if urls else ''}name it by {KEY}.path=..."
-    kind = "a run directory or checkpoint" if run else "a file"
+    kinds = {"run": "a run directory or checkpoint", "export": "what `solo-ext export` wrote"}
+    kind = kinds.get(layout, "a file")
     example = f"for example resnet50{'.a1_in1k' if layout == 'timm' else ':IMAGENET1K_V2'}"
-    told = "a run says itself what it is"
+    told = f"{'a run' if layout == 'run' else 'an export'} says itself what it is"
     for wrong, name, problem, remedy in (
         (path is None and not library, "path", f"layout {layout} needs {kind}", get),
         (path is not None and not Path(path).exists(), "path", "there is no such file", get),
         (run and source.model is not None, "model", told, "drop it"),
         (run and source.model_kwargs != {}, "model_kwargs", told, "drop it"),
-        (not run and source.networks != "online", "networks", "only a run has two", "drop it"),
+        (momentum and layout != "run", "networks", "only a run has two", "drop it"),
         (library and source.model is None, "model", f"layout {layout} needs a model", example),
     ):
         if wrong:
@@ -92,15 +101,58 @@ def load_teacher(source: TeacherKwargs) -> LoadedTeacher:
     return _LOADERS[source.layout](source)
 
 
-def _load_moco_v2(source: TeacherKwargs) -> LoadedTeacher:
+@dataclass(frozen=True)
+class FileParts:
+    """The weights of a published file, by the part of the network; keys are without prefixes.
+
+    Attributes:
+        title: kind and name of the file, for messages.
+        model: name of the published architecture; empty where the layout has no such one.
+        backbone: its weights; ``prefix`` is the prefix of their keys in the file.
+        others: keys of all other weights, as they are in the file.
+        std: the deviation that images were normalised with.
+        behind: arguments of :func:`~solo_ext.pretrained.loaded.assemble` for head and prototypes.
+
+    >>> FileParts("a file", "resnet50", {}, prefix="module.", others=["module.fc.bias"]).others
+    ['module.fc.bias']
+    """
+
+    title: str
+    model: str
+    backbone: dict[str, Tensor]
+    prefix: str
+    others: list[str]
+    std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    behind: dict[str, Any] = field(default_factory=dict)
+
+
+def split_file(layout: str, path: Path) -> FileParts:
+    """Reads a file of MoCo v2, SwAV or DINO, and splits its weights by the prefixes of their keys.
+
+    Raises:
+        UserError: there is no such file, or it has keys that its layout does not know.
+
+    >>> import tempfile
+    >>> import torch
+    >>> file = Path(tempfile.mkdtemp()) / "weights.pth"
+    >>> torch.save({"conv1.weight": torch.ones(1), "prototypes.weight": torch.ones(1)}, file)
+    >>> parts = split_file("swav", file)
+    >>> list(parts.backbone), parts.others
+    (['conv1.weight'], ['prototypes.weight'])
+    """
+    return _SPLIT[layout](path)
+
+
+def _split_moco_v2(path: Path) -> FileParts:
     """MoCo v2 (arXiv 2003.04297): the query encoder with its head.
 
     Keys: ``[module.]encoder_q.<torchvision's>`` in ``state_dict``; the head is ``fc.0`` and
     ``fc.2`` there, with ReLU between them. Instead of ``encoder_q.`` the prefix may be
     ``backbone.`` or none, and the head may be missing. Key encoder and queue are ignored.
     """
-    title = f"MoCo v2 checkpoint {source.path!r}"
-    outer, weights = unwrap(read_checkpoint(Path(str(source.path))), "state_dict", title)
+    title = f"MoCo v2 checkpoint {str(path)!r}"
+    outer, weights = unwrap(_content(path), "state_dict", title)
+    every = list(weights)
     inner = next((p for p in ("encoder_q.", "backbone.") if _has(weights, p)), "")
     backbone = _take(weights, inner)
     if inner == "encoder_q.":
@@ -114,12 +166,17 @@ def _load_moco_v2(source: TeacherKwargs) -> LoadedTeacher:
     # A single linear layer would be a classifier, or MoCo v1's head.
     single = [start + key for key in head if not key[0].isdigit()]
     refuse_keys(single, title, "allowed: fc.0.* and fc.2.*, the head, or none of fc.*")
-    return _assembled(
-        source, "resnet50", backbone, title, outer + inner, head=head, head_prefix=start
+    return FileParts(
+        title,
+        "resnet50",
+        backbone,
+        outer + inner,
+        _others(every, outer, inner, backbone),
+        behind={"head": head, "head_prefix": start},
     )
 
 
-def _load_swav(source: TeacherKwargs) -> LoadedTeacher:
+def _split_swav(path: Path) -> FileParts:
     """SwAV (arXiv 2006.09882) and its DeepCluster v2: backbone, projection head, prototypes.
 
     Keys: ``[module.]<torchvision's>``, at top level or in ``state_dict``; the head is
@@ -127,28 +184,31 @@ def _load_swav(source: TeacherKwargs) -> LoadedTeacher:
     Several sets of prototypes, as in DeepCluster v2, are ignored. Images were normalised with a
     standard deviation of (0.228, 0.224, 0.225).
     """
-    title = f"SwAV checkpoint {source.path!r}"
-    outer, backbone = unwrap(read_checkpoint(Path(str(source.path))), "state_dict", title)
+    title = f"SwAV checkpoint {str(path)!r}"
+    outer, backbone = unwrap(_content(path), "state_dict", title)
+    every = list(backbone)
     head = _take(backbone, "projection_head.")
     layer = _take(backbone, "prototypes.")
     several = bool(layer) and all(_ONE_OF_SEVERAL.fullmatch(k) for k in layer)
     rows, key = prototype_rows({} if several else layer, f"{outer}prototypes.", title)
-    return _assembled(
-        source,
+    return FileParts(
+        title,
         "resnet50",
         backbone,
-        title,
         outer,
-        head=head,
-        head_prefix=f"{outer}projection_head.",
-        prototypes=rows,
-        prototypes_key=key,
+        _others(every, outer, "", backbone),
         std=_SWAV_STD,
-        notes=[f"{len(layer)} sets of prototypes not taken"] if several else [],
+        behind={
+            "head": head,
+            "head_prefix": f"{outer}projection_head.",
+            "prototypes": rows,
+            "prototypes_key": key,
+            "notes": [f"{len(layer)} sets of prototypes not taken"] if several else [],
+        },
     )
 
 
-def _load_dino(source: TeacherKwargs) -> LoadedTeacher:
+def _split_dino(path: Path) -> FileParts:
     """DINO (arXiv 2104.14294): the teacher of a full checkpoint, or a file with only a backbone.
 
     Keys of ``teacher``: ``[module.]backbone.<torchvision's or timm's>``, head ``head.mlp.*`` with
@@ -156,9 +216,9 @@ def _load_dino(source: TeacherKwargs) -> LoadedTeacher:
     prefix and the head as ``projection_head``. The head of the published ResNet-50, two linear
     layers with batch norm and plain prototypes, differs from the one in the published code.
     """
-    title = f"DINO checkpoint {source.path!r}"
-    state = read_checkpoint(Path(str(source.path)), (argparse.Namespace,))
-    outer, weights = unwrap(state, "teacher", title)
+    title = f"DINO checkpoint {str(path)!r}"
+    outer, weights = unwrap(_content(path, argparse.Namespace), "teacher", title)
+    every = list(weights)
     start = "projection_head." if _has(weights, "projection_head.") else "head."
     head = _take(weights, start + "mlp.")
     layer = _take(weights, start + "last_layer.")
@@ -167,54 +227,66 @@ def _load_dino(source: TeacherKwargs) -> LoadedTeacher:
     allowed = "allowed: backbone.*, head.mlp.*, head.last_layer.*"
     refuse_keys([outer + key for key in weights], title, allowed)
     rows, key = prototype_rows(layer, f"{outer}{start}last_layer.", title)
-    return _assembled(
-        source,
+    return FileParts(
+        title,
         "timm/vit_small_patch16_224" if _has(backbone, "blocks.") else "resnet50",
         backbone,
-        title,
         outer + inner,
-        head=head,
-        head_prefix=f"{outer}{start}mlp.",
-        activation="gelu",
-        prototypes=rows,
-        prototypes_key=key,
+        _others(every, outer, inner, backbone),
+        behind={
+            "head": head,
+            "head_prefix": f"{outer}{start}mlp.",
+            "activation": "gelu",
+            "prototypes": rows,
+            "prototypes_key": key,
+        },
+    )
+
+
+def _content(path: Path, *allowed: type) -> dict[str, Any]:
+    if path.suffix == ".safetensors":
+        return dict(read_safetensors(path))
+    return read_checkpoint(path, allowed)
+
+
+_SPLIT = {"moco_v2": _split_moco_v2, "swav": _split_swav, "dino": _split_dino}
+
+
+def _load_published(source: TeacherKwargs) -> LoadedTeacher:
+    """Builds the architecture of the config, or the published one, and adds head and prototypes."""
+    path = Path(str(source.path))
+    parts = split_file(source.layout, path)
+    model = source.model or parts.model
+    network = build_architecture(model, source.model_kwargs)
+    remedy = f"if it is another one, name it by {KEY}.model"
+    target = f"the architecture {model!r}"
+    check_fit(network, parts.backbone, parts.title, target, remedy, parts.prefix)
+    network.load_state_dict(parts.backbone)
+    return assemble(
+        network,
+        name=f"{model} of {parts.title}",
+        digest=file_digest(path),
+        mean=IMAGENET_DEFAULT_MEAN,
+        std=parts.std,
+        input_size=image_side(source.model_kwargs),
+        **parts.behind,
     )
 
 
 _LOADERS = {
     "run": load_run,
-    "moco_v2": _load_moco_v2,
-    "swav": _load_swav,
-    "dino": _load_dino,
+    "export": load_export,
+    "moco_v2": _load_published,
+    "swav": _load_published,
+    "dino": _load_published,
     "timm": load_timm,
     "torchvision": load_torchvision,
 }
 
 
-def _assembled(
-    source: TeacherKwargs,
-    published: str,
-    backbone: Mapping[str, Tensor],
-    title: str,
-    prefix: str,
-    std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
-    **behind: Any,
-) -> LoadedTeacher:
-    """Builds the architecture of the config, or the published one, and adds head and prototypes."""
-    model = source.model or published
-    network = build_architecture(model, source.model_kwargs)
-    remedy = f"if it is another one, name it by {KEY}.model"
-    check_fit(network, backbone, title, f"the architecture {model!r}", remedy, prefix)
-    network.load_state_dict(backbone)
-    return assemble(
-        network,
-        name=f"{model} of {title}",
-        digest=file_digest(Path(str(source.path))),
-        mean=IMAGENET_DEFAULT_MEAN,
-        std=std,
-        input_size=image_side(source.model_kwargs),
-        **behind,
-    )
+def _others(every: list[str], outer: str, inner: str, backbone: Mapping[str, Tensor]) -> list[str]:
+    """Keys of a file that are not the backbone's, with the prefix that all keys have."""
+    return [outer + k for k in every if not (k.startswith(inner) and k[len(inner) :] in backbone)]
 
 
 def _has(weights: Mapping[str, Tensor], prefix: str) -> bool:

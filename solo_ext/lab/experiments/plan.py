@@ -27,6 +27,7 @@ from solo_ext.losses import LOSSES
 from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.methods.registry import METHODS
 from solo_ext.pretrained.teachers import load_teacher
+from solo_ext.pretrained.weights import weights_digest
 
 
 @dataclass(frozen=True)
@@ -311,6 +312,9 @@ def _key(
         relevant["data"].pop(name, None)
     if teacher is not None:
         relevant["method_kwargs"]["teacher"]["path"] = teacher
+    word = relevant["backbone"].pop("weights", None)
+    if word is not None:
+        relevant["backbone"]["weights"] = weights_digest(word) or word
     content = {
         "config": relevant,
         "images": images,

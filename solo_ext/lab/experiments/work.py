@@ -39,6 +39,7 @@ from solo_ext.lab.experiments.settings import short_name, suite_settings
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, environment
+from solo_ext.pretrained.weights import weights_digest
 
 PLANNED, RECORD, LOG, _LOCK = "planned.json", "record.json", "work.log", ".work.lock"
 EPOCHS, CODE = "epochs.jsonl", "code.jsonl"
@@ -194,7 +195,10 @@ def _without_paths(given: dict[str, Any], planned: PlannedRun) -> dict[str, Any]
     kwargs = dict(given["method_kwargs"])
     if planned.teacher is not None:
         kwargs["teacher"] = {**kwargs["teacher"], "path": planned.teacher}
-    return {**given, "data": data, "method_kwargs": kwargs}
+    backbone = dict(given["backbone"])
+    if "weights" in backbone:
+        backbone["weights"] = weights_digest(backbone["weights"]) or backbone["weights"]
+    return {**given, "backbone": backbone, "data": data, "method_kwargs": kwargs}
 
 
 def _curves(folder: Path, epochs: Sequence[Mapping[str, Any]]) -> Curves | None:

@@ -352,6 +352,11 @@ def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
     for key in _FIXED & run.backbone.kwargs.keys():
         value = run.backbone.kwargs[key]
         raise ConfigError(f"backbone.kwargs.{key}", value, "the method decides it", "remove it")
+    if run.backbone.weights is not None:
+        for key in ("pretrained", "checkpoint_path", "weights"):
+            if value := run.backbone.kwargs.get(key):
+                problem = "backbone.weights names other weights"
+                raise ConfigError(f"backbone.kwargs.{key}", value, problem, "give one of them")
     sizes = [a.crop_size for a in run.augmentations]
     run.backbone.kwargs = small_image_kwargs(name, run.backbone.kwargs, sizes[0])
     # Leave out `pretrained`, so that weights are not downloaded twice.

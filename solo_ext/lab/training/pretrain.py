@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -18,9 +19,11 @@ import lightning.pytorch as pl
 import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import OmegaConf
 
 from solo_ext.config.compose import apply_overrides, parse
+from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import (
     ConfigError,
     ProcessLost,
@@ -53,6 +56,7 @@ from solo_ext.lab.training.run_dir import (
     LOGGERS,
     METRICS,
     RUN_DIR,
+    WEIGHTS,
     Checkpoint,
     agreed_run_dir,
     checkpoints,
@@ -64,6 +68,9 @@ from solo_ext.lab.training.run_dir import (
 )
 from solo_ext.lab.training.trainer import JsonLines, RunData, make_trainer, quiet
 from solo_ext.lab.training.watch import UNREADABLE, CollapseWatch, UnreadableReport
+from solo_ext.pretrained.weights import Start, start_from
+
+logger = logging.getLogger(__name__)
 
 _DOES_NOT_FIT = ("Error(s) in loading state_dict", "loaded state dict")
 # Backends have no error class for a lost process, so their messages are searched for these texts.
@@ -151,6 +158,11 @@ def pretrain(
         run.patches, default_patches(run.method, warmup_epochs=run.scheduler.warmup_epochs)
     )
     model = _method(prepared)
+    start = None
+    if run.backbone.weights is not None and checkpoint is None:
+        # A resumed run has the weights of its checkpoint, and does not need the file any more.
+        start = _start_from_weights(run, model)
+        own_identity["weights"]["digest"] = start.digest if start.file else None
     if not run.performance.disable_channel_last:
         model.to(memory_format=torch.channels_last)
     if run.performance.compile:
@@ -168,6 +180,8 @@ def pretrain(
         if checkpoint is not None:
             warn_of_changes(run_dir, patched)
         _write_records(run_dir, prepared, patched)
+        if start is not None:
+            write_text(run_dir / WEIGHTS, json.dumps(start.record(), indent=1))
 
     state = RunState(loader, own_identity, restored=go_on, begin=begin)
     watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
@@ -249,6 +263,15 @@ def _method(prepared: Prepared) -> Any:
         raise UserError(
             f"method {prepared.run.method!r} cannot be built: {log_traceback(error)}"
         ) from error
+
+
+def _start_from_weights(run: RunConfig, model: Any) -> Start:
+    copies = [model.momentum_backbone] if hasattr(model, "momentum_backbone") else []
+    # Loading a network of a library draws random numbers: the run's must not depend on it.
+    with torch.random.fork_rng(devices=[]):
+        start = start_from(run.backbone, model.backbone, *copies)
+    rank_zero_only(logger.info)(str(start))
+    return start
 
 
 def _compile(model: Any, backend: bool | str) -> None:

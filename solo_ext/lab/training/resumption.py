@@ -30,6 +30,7 @@ from solo_ext.data.reading import Images
 from solo_ext.kernels import dispatch
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
 from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints
+from solo_ext.pretrained.weights import weights_digest
 
 logger = logging.getLogger(__name__)
 _STATE = "solo_ext"
@@ -93,6 +94,10 @@ class RunState(Callback):
     ) -> None:
         state = checkpoint.get(_STATE)
         if state is not None:
+            weights, held = self.identity["weights"], state["identity"].get("weights")
+            if weights and held and not weights["digest"]:
+                # The file is gone: later checkpoints have its digest from this one.
+                self.identity = {**self.identity, "weights": held}
             self.loader.load_state_dict(state["data"])
             self._pending, self._unlogged = state["processes"], state["unlogged"]
 
@@ -185,7 +190,10 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def identity(run: RunConfig, images: Images) -> dict[str, Any]:
-    """What identifies a run: its config, and the number, names, order and classes of its images.
+    """What identifies a run: its config, its images, and the weights that its backbone starts from.
+
+    Of the images that is their number, names, order and classes; of the weights, what
+    ``backbone.weights`` names and the file's digest, which is null if there is no file (any more).
 
     >>> from solo_ext.config.check import check_run
     >>> from solo_ext.config.compose import compose
@@ -193,10 +201,12 @@ def identity(run: RunConfig, images: Images) -> dict[str, Any]:
     1
     """
     config = json.dumps(run.model_dump(), sort_keys=True, default=str)
+    word = run.backbone.weights
     return {
         "config": config,
         "images": images_fingerprint(images, by_name=True),
         "count": len(images),
+        "weights": None if word is None else {"source": word, "digest": weights_digest(word)},
     }
 
 
@@ -212,13 +222,33 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found = [
         f"{key}: {shown(mine, key)} -> {shown(theirs, key)}"
         for key in sorted(mine.keys() | theirs.keys())
-        if mine.get(key) != theirs.get(key) and not (named and key in PATHS)
+        if mine.get(key) != theirs.get(key)
+        and not (named and key in PATHS)
+        and key != "backbone.weights"
     ]
+    found += _other_weights(then.get("weights"), now.get("weights"))
     if then["count"] != now["count"]:
         found.append(f"training images: {then['count']:,} -> {now['count']:,}")
     elif named and then["images"] != now["images"]:
         found.append("training images: as many, of other names, order or classes")
     return found
+
+
+def _other_weights(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
+    """Whether a backbone started from other weights, by digest, else by name.
+
+    A run goes on without the file that it started from, which its checkpoints do not need.
+    """
+    if then is None or now is None:
+        held = [None if one is None else one["source"] for one in (then, now)]
+        same = then is now
+    elif then["digest"] and now["digest"]:
+        held = [f"{one['source']} ({one['digest']})" for one in (then, now)]
+        same = then["digest"] == now["digest"]
+    else:
+        held = [then["source"], now["source"]]
+        same = held[0] == held[1]
+    return [] if same else [f"backbone.weights: {' -> '.join(map(json.dumps, held))}"]
 
 
 def set_aside(damaged: Mapping[Path, str]) -> None:

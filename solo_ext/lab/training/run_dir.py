@@ -38,6 +38,8 @@ RUN_DIR = "SOLO_EXT_RUN_DIR"
 CONFIG, ARGS = "config.yaml", "args.json"
 LOCK = ".lock"
 METRICS, ENVIRONMENT = "metrics.jsonl", "environment.json"
+WEIGHTS = "weights.json"
+"""What the backbone started from, if the config has ``backbone.weights``."""
 TENSORBOARD, CSV, MLFLOW = "tensorboard", "csv", "mlflow.db"
 LOGGERS = {TENSORBOARD, CSV, MLFLOW, "wandb"}
 """Folders and files that loggers create, some before there is anything to log."""
