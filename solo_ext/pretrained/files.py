@@ -42,6 +42,9 @@ def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any
         reason = first_line(error)
         if refused is not None:
             reason = f"it holds {refused[1]}, which is code and not run"
+        elif "weights_only" in reason:
+            # torch advises to load it in a way that runs code.
+            reason = "it is no file of torch.save, or a damaged one"
         raise UserError(f"checkpoint {str(path)!r} cannot be read: {reason}") from error
     if not isinstance(state, dict):
         raise UserError(

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import timm
 import torch
@@ -44,8 +44,8 @@ _KNOWN = (
     "a run directory, a checkpoint or an export of solo-learn or solo_ext, a file of MoCo v2, "
     "SwAV, DINO, DINOv2, timm or torchvision, timm/<model> or torchvision/<model>"
 )
-_BASIC = {(2, 2, 2, 2): ["resnet18"], (3, 4, 6, 3): ["resnet34"]}
-_BOTTLENECK = {
+_BASIC: dict[tuple[int, ...], list[str]] = {(2, 2, 2, 2): ["resnet18"], (3, 4, 6, 3): ["resnet34"]}
+_BOTTLENECK: dict[tuple[int, ...], list[str]] = {
     (3, 4, 6, 3): ["resnet50", "wide_resnet50_2", "resnext50_32x4d"],
     (3, 4, 23, 3): ["resnet101", "wide_resnet101_2", "resnext101_32x8d", "resnext101_64x4d"],
     (3, 8, 36, 3): ["resnet152"],
@@ -271,10 +271,13 @@ class _Architecture:
 def _architectures(weights: Mapping[str, Tensor], layout: str) -> Iterator[_Architecture]:
     """The networks that weights fit, each with the arguments that make them fit."""
     if "layer1.0.conv1.weight" in weights:
-        ours = _resnets(weights)
-        if layout == "timm":
-            ours = _fitting(weights, ((PREFIX + m, {}) for m in timm.list_models("resnet*")))
-        yield from ours
+        if layout != "timm":
+            yield from _resnets(weights)
+        else:
+            stages, layers = _blocks(weights)
+            # A ResNet is named after the number of its layers.
+            names = timm.list_models(f"resnet*{2 + layers * sum(stages)}*")
+            yield from _fitting(weights, ((name, {}) for name in names))
     elif _TORCHVISION_VIT in weights:
         patch, side = weights["conv_proj.weight"].shape[-1], _side(weights["encoder.pos_embedding"])
         kwargs = {} if side * patch == 224 else {"image_size": side * patch}
@@ -290,14 +293,16 @@ def _architectures(weights: Mapping[str, Tensor], layout: str) -> Iterator[_Arch
 
 def _resnets(weights: Mapping[str, Any]) -> Iterator[_Architecture]:
     """torchvision's ResNets, and SwAV's wide ones."""
-    stages = [
-        len({name.split(".")[1] for name in weights if name.startswith(f"layer{stage}.")})
-        for stage in range(1, 5)
-    ]
-    bottleneck = "layer1.0.conv3.weight" in weights
-    names = (_BOTTLENECK if bottleneck else _BASIC).get(cast(Any, tuple(stages)), [])
-    wide = [f"{names[0]}w{width}" for width in range(2, 6)] if bottleneck and names else []
+    stages, layers = _blocks(weights)
+    names = (_BASIC if layers == 2 else _BOTTLENECK).get(stages, [])
+    wide = [f"{names[0]}w{width}" for width in range(2, 6)] if layers == 3 and names else []
     return _fitting(weights, ((name, {}) for name in [*names, *wide]))
+
+
+def _blocks(weights: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+    """Numbers of blocks of a ResNet's stages, and of convolutions of a block."""
+    stages = [{k.split(".")[1] for k in weights if k.startswith(f"layer{n}.")} for n in range(1, 5)]
+    return tuple(map(len, stages)), 3 if "layer1.0.conv3.weight" in weights else 2
 
 
 def _transformers(weights: Mapping[str, Tensor]) -> list[_Architecture]:
