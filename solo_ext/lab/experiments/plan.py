@@ -26,6 +26,7 @@ from solo_ext.lab.training.run_dir import extensions
 from solo_ext.losses import LOSSES
 from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.methods.registry import METHODS
+from solo_ext.pretrained.recognise import recognise_source
 from solo_ext.pretrained.teachers import load_teacher
 from solo_ext.pretrained.weights import weights_digest
 
@@ -222,6 +223,8 @@ def _runs(
         key, value = ("no_labels", True) if data.no_labels else ("val_path", None)
         problem = "a benchmark evaluates on labelled images"
         raise ConfigError(f"data.{key}", value, problem, "give class folders, or data.holdout")
+    if run.backbone.weights is not None:
+        recognise_source(run.backbone.weights, "backbone.weights")
     checked = copy.deepcopy(config)
     if teacher is not None:
         # The teacher has not been trained yet: any path that exists will do.

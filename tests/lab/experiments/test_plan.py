@@ -349,3 +349,25 @@ def test_refused_stages(tiny: dict[str, Any]) -> None:
         make_plan(settings, stages=["frst"])
     with pytest.raises(ConfigError, match="no such stage; leave it out"):
         make_plan(checked_benchmark(tiny), stages=["first"])
+
+
+def test_weights_that_runs_start_from_are_part_of_the_key(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """By the digest of their file, wherever it lies; null is as without the setting."""
+    changes = tiny["datasets"]["digits"]["changes"]
+
+    def key(weights: str) -> str:
+        tiny["datasets"]["digits"]["changes"] = [*changes, f"backbone.weights={weights}"]
+        return planned(tiny)[0].key
+
+    without = planned(tiny)[0].key
+    for name, value in (("a.pth", 0.0), ("c.pth", 1.0)):
+        torch.save({"layer1.0.conv1.weight": torch.tensor([value])}, tmp_path / name)
+    shutil.copy(tmp_path / "a.pth", tmp_path / "b.pth")
+    first = key(f"{tmp_path}/a.pth")
+    assert key("null") == without != first
+    assert key(f"{tmp_path}/b.pth") == first
+    assert key(f"{tmp_path}/c.pth") not in (first, without)
+    with pytest.raises(ConfigError, match=r"^backbone.weights='nowhere': no such file or folder"):
+        key("nowhere")
