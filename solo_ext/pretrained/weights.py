@@ -98,14 +98,14 @@ def start_from(settings: Backbone, network: nn.Module, *further: nn.Module) -> S
         UserError: the file cannot be read.
 
     >>> import tempfile
+    >>> import timm
     >>> import torch
     >>> file = tempfile.mkdtemp() + "/weights.pth"
-    >>> torch.save({"conv1.weight": torch.ones(2, 3, 1, 1), "fc.bias": torch.ones(1)}, file)
-    >>> network = nn.Sequential()
-    >>> network.conv1 = nn.Conv2d(3, 2, 1, bias=False)
-    >>> start = start_from(Backbone(name="mine", weights=file), network)
+    >>> torch.save(timm.create_model("resnet10t", channels=(8, 8, 8, 8)).state_dict(), file)
+    >>> network = timm.create_model("resnet10t", channels=(8, 8, 8, 8), num_classes=0)
+    >>> start = start_from(Backbone(name="timm/resnet10t", weights=file), network)
     >>> start.taken, start.left_out
-    (1, ['fc.bias'])
+    (90, ['fc.weight', 'fc.bias'])
     """
     word = str(settings.weights)
     given = _read(word)
