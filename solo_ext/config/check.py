@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from solo_ext.config.schema import (
     DALI,
     TRAINER,
+    Augmentation,
     Backbone,
     Batch,
     CommonConfig,
@@ -115,8 +116,16 @@ def common_config(config: Mapping[str, Any] | DictConfig) -> CommonConfig:
         if name in found:
             found[name] = known_keys(section, found[name])
     if isinstance(found.get("augmentations"), list):
-        found["augmentations"] = [known_keys(Crop, entry) for entry in found["augmentations"]]
+        found["augmentations"] = [_view(entry) for entry in found["augmentations"]]
     return validated(CommonConfig, found)
+
+
+def _view(entry: Any) -> Any:
+    """An entry of ``augmentations`` as a whole, or its crop alone if other programs wrote it."""
+    try:
+        return Augmentation.model_validate(known_keys(Augmentation, entry))
+    except ValidationError:
+        return known_keys(Crop, entry)
 
 
 def known_keys(section: type[Section], given: Any) -> Any:

@@ -66,6 +66,8 @@ OnlineProtocol = Literal[
     "finetune",
     "map",
     "neighbors",
+    "views",
+    "clusters",
     "transfer",
 ]
 """Names of the protocols in ``solo_ext.lab``, which this package must not import."""
@@ -509,14 +511,15 @@ class KNNEval(Section):
 class OnlineEval(Section):
     """``online_eval``: the protocols of ``solo-ext eval``, every n epochs; 0 means never.
 
-    ``settings`` are the protocols' settings, by protocol and name.
+    Without ``protocols``, a run measures ``knn``, and one without labels ``views`` and
+    ``geometry``. ``settings`` are the protocols' settings, by protocol and name.
 
-    >>> OnlineEval(every_n_epochs=10, settings={"knn": {"k": [1, 20]}}).protocols
+    >>> OnlineEval(every_n_epochs=10, protocols=["knn"], settings={"knn": {"k": [1, 20]}}).protocols
     ['knn']
     """
 
     every_n_epochs: NonNegativeInt = 0
-    protocols: Annotated[list[OnlineProtocol], MinLen(1)] = ["knn"]
+    protocols: Annotated[list[OnlineProtocol], MinLen(1)] | None = None
     settings: dict[str, Free] = {}
 
 

@@ -35,9 +35,9 @@ TORCHVISION = {
 def open_images(data: schema.Images, split: Split) -> Images:
     """Opens the images of one split of a section ``data``.
 
-    ``train`` applies ``data.fraction`` and ``data.no_labels``. With ``data.holdout`` both splits
-    are parts of the training images, and ``data.val_path`` is not read: a stratified part, or a
-    random one of images without labels.
+    ``train`` applies ``data.fraction``, both apply ``data.no_labels``. With ``data.holdout`` both
+    splits are parts of the training images, and ``data.val_path`` is not read: a stratified part,
+    or a random one of images without labels.
 
     Raises:
         ConfigError: the path is missing, empty, unreadable, or not in the data set's layout, or a

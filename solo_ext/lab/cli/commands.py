@@ -218,7 +218,7 @@ def _eval(args: argparse.Namespace) -> Any:
 
 
 def _show_suite(args: argparse.Namespace, title: str, record: dict[str, Any]) -> dict[str, Any]:
-    from solo_ext.lab.evaluation.suite import PAGE
+    from solo_ext.lab.evaluation.suite import PAGE, left_out_line
 
     rows = [
         {
@@ -231,8 +231,16 @@ def _show_suite(args: argparse.Namespace, title: str, record: dict[str, Any]) ->
     ]
     if rows:
         show(args, title, rows)
+        _say_notes(args, record)
+        if record["left_out"]:
+            say(args, left_out_line(record["left_out"]))
         say(args, f"report  {Path(record['folder']) / PAGE}")
     return record
+
+
+def _say_notes(args: argparse.Namespace, record: dict[str, Any]) -> None:
+    for note in record["notes"]:
+        say(args, f"note    {note}")
 
 
 def _keep_record(args: argparse.Namespace, title: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -242,6 +250,7 @@ def _keep_record(args: argparse.Namespace, title: str, record: dict[str, Any]) -
         # This process only helped to extract features.
         return record
     show(args, title, record["results"])
+    _say_notes(args, record)
     folder = Path(record["folder"])
     try:
         folder.mkdir(parents=True, exist_ok=True)

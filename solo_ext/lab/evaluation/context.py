@@ -11,17 +11,19 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+from numpy.typing import NDArray
 from torch import nn
 
 from solo_ext import __version__
 from solo_ext.config.schema import DALI, CommonConfig, Crop
 from solo_ext.config.schema import Images as ImagesSection
 from solo_ext.core import distributed
+from solo_ext.core.draws import derive_seed, permutation
 from solo_ext.core.errors import ConfigError, first_line, suggest_name
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.images import (
@@ -39,6 +41,7 @@ from solo_ext.lab.evaluation.features import (
     ALONE,
     Features,
     FeatureStore,
+    LazyFeatures,
     Ranks,
     Rows,
     extract_features,
@@ -52,6 +55,9 @@ Progress = Callable[[str, int, int], object]
 SPLITS: tuple[Split, Split] = ("train", "val")
 _OF_FILES = ("image_folder", "dali")
 """Formats that read the same image files."""
+_DRAWN = 2000
+"""Most training images that are measured if no others are there."""
+_CLASS_FOLDERS = "give class folders with data.train_path=... data.val_path=..."
 
 
 @dataclass
@@ -61,8 +67,11 @@ class EvalContext:
     Attributes:
         cfg: config of this evaluation; the only entry of ``augmentations`` is the fixed view.
         train: training images, all with a label; the images of ``test`` have the same classes.
+            In an evaluation without labels, images of which nothing else is known.
         out: folder for pictures; it may not exist yet.
         unreadable: by split, names of images without features, if ``data.unreadable`` is ``skip``.
+        unlabelled: why protocols that need labels cannot measure; ``None`` if they can.
+        drawn: (T,) the training images that ``test`` consists of, if no others are there.
 
     >>> from PIL import Image
     >>> settings = EvalRun(data={"train_path": "train", "val_path": "val"})
@@ -82,11 +91,18 @@ class EvalContext:
     progress: Progress = lambda *_: None
     ranks: Ranks = ALONE
     unreadable: dict[str, list[str]] = field(default_factory=dict)
+    unlabelled: ConfigError | None = None
+    drawn: NDArray[np.int64] | None = None
+
+    @property
+    def labelled(self) -> bool:
+        """Whether all images have labels."""
+        return self.unlabelled is None
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Names of the C classes by their number."""
-        return class_names(self.train)
+        """Names of the C classes by their number; empty without labels."""
+        return class_names(self.train) if self.labelled else []
 
     @cached_property
     def fingerprints(self) -> tuple[str | None, str | None]:
@@ -124,10 +140,19 @@ class EvalContext:
     def features(self) -> Features:
         """Frozen features of both splits, on the CPU, read from disk if they are stored already.
 
-        Processes other than the first get no rows.
+        Processes other than the first get no rows. A split is read when it is first asked for.
         """
-        train, test = self._features("train", self.train), self._features("val", self.test)
-        return Features(train, test, self.class_names)
+        found = LazyFeatures(
+            {
+                "train": lambda: self._features("train", self.train),
+                "val": lambda: self._features("val", self.test),
+            },
+            self.class_names,
+        )
+        if self.cfg.data.unreadable == "skip":
+            # Which images are left out is found on the way, and belongs into the record.
+            _ = found.train, found.test
+        return found
 
     def about(self) -> dict[str, Any]:
         """Model and data of the evaluation, for a record."""
@@ -142,25 +167,37 @@ class EvalContext:
             "image_size": self.cfg.augmentations[0].crop_size,
             "train": self._about_split("train", self.train),
             "test": self._about_split("val", self.test),
+            "notes": self.notes,
         }
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that a reader of the numbers has to know."""
+        if self.drawn is None:
+            return []
+        return [
+            f"there is no data.val_path and no data.holdout: measured on {len(self.drawn):,} of "
+            "the training images"
+        ]
 
     def _about_split(self, split: Split, images: Images) -> dict[str, Any]:
         unreadable, data = self.unreadable.get(split, []), self.cfg.data
         # With data.holdout both splits are parts of the training images.
+        whole = data.holdout is None and self.drawn is None
+        drawn = {"drawn_from": "train"} if split == "val" and self.drawn is not None else {}
         return {
-            "path": str(data.path(split) if data.holdout is None else data.train_path),
+            "path": str(data.path(split) if whole else data.train_path),
             "images": len(images) - len(unreadable),
             "unreadable": unreadable,
+            **drawn,
         }
 
     def on(self, data: EvalData, out: Path) -> EvalContext:
         """The same backbone on other images."""
         settings = self.settings.model_copy(update={"data": data})
         cfg = evaluation_config(self.model.cfg, settings)
-        train, test = _images(cfg)
-        return replace(
-            self, settings=settings, cfg=cfg, train=train, test=test, out=out, unreadable={}
-        )
+        images = _images(cfg)._asdict()
+        return replace(self, settings=settings, cfg=cfg, out=out, unreadable={}, **images)
 
     def _features(self, split: Split, images: Images) -> Rows:
         backbone, report, device = self.model.backbone, self.report(split), self.device
@@ -224,8 +261,9 @@ def open_context(
     device = _device(settings.device, ranks)
     model = open_model(model, settings) if isinstance(model, str) else model
     cfg = evaluation_config(model.cfg, settings)
-    train, test = _images(cfg)
-    return EvalContext(model, settings, cfg, train, test, device, model.folder, progress, ranks)
+    train, test, unlabelled, drawn = _images(cfg)
+    context = EvalContext(model, settings, cfg, train, test, device, model.folder, progress, ranks)
+    return replace(context, unlabelled=unlabelled, drawn=drawn)
 
 
 def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
@@ -247,6 +285,7 @@ def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
     # of training.
     if "unreadable" in given:
         data["unreadable"] = given.pop("unreadable")
+    labels = {"no_labels": given.pop("no_labels")} if "no_labels" in given else {}
     if data["format"] in _OF_FILES and given.get("format") in _OF_FILES:
         data["format"] = given.pop("format")
     if given or renamed:
@@ -260,6 +299,7 @@ def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
         dataset = data["dataset"] if moved else "custom"
         whole = {"no_labels": False, "fraction": -1, "holdout": None}
         data |= {"dataset": dataset, **whole} | given
+    data |= labels
     if settings.num_workers is not None:
         data["num_workers"] = settings.num_workers
     size, (mean, std) = fixed_view(trained)
@@ -269,19 +309,66 @@ def evaluation_config(trained: CommonConfig, settings: EvalRun) -> CommonConfig:
     return trained.model_copy(update=update)
 
 
-def _images(cfg: CommonConfig) -> tuple[Images, Images]:
-    data = cfg.data
+class Splits(NamedTuple):
+    """The images of an evaluation; the last two are as in :class:`EvalContext`.
+
+    >>> Splits([("a", 0)], [("b", 0)]).unlabelled is None
+    True
+    """
+
+    train: Images
+    test: Images
+    unlabelled: ConfigError | None = None
+    drawn: NDArray[np.int64] | None = None
+
+
+def _images(cfg: CommonConfig) -> Splits:
+    train = open_images(cfg.data, "train")
+    splits = measured_images(cfg.data, train, held_out_images(cfg.data))
+    if splits.unlabelled is None and cfg.data.dataset not in STATISTICS:
+        same_classes(splits.train, splits.test, str(cfg.data.val_path))
+    return splits
+
+
+def held_out_images(data: ImagesSection) -> Images | None:
+    """The images that training does not see; ``None`` if the config names none.
+
+    >>> held_out_images(ImagesSection(dataset="custom", train_path="train"))
+    """
+    without = data.val_path is None and data.holdout is None
+    return None if without else open_images(data, "val")
+
+
+def measured_images(data: ImagesSection, train: Images, val: Images | None) -> Splits:
+    """The images that an evaluation measures: those with labels, or without labels all.
+
+    Without ``val``, 2,000 of the training images stand in for it. They are the same in every call.
+
+    >>> data = ImagesSection(dataset="custom", train_path="train", no_labels=True)
+    >>> splits = measured_images(data, [(name, -1) for name in "abc"], None)
+    >>> splits.drawn, print(splits.unlabelled)
+    data.train_path='train': the run was trained without labels; give class folders with ...
+    (array([0, 1, 2]), None)
+    """
+    reason = None
     if data.no_labels:
-        raise ConfigError(
-            "data.train_path",
-            data.train_path,
-            "the run was trained without labels, and an evaluation needs some",
-            "give class folders with data.train_path=... data.val_path=...",
+        reason = ConfigError(
+            "data.train_path", data.train_path, "the run was trained without labels", _CLASS_FOLDERS
         )
-    train, test = (labelled_images(open_images(data, split), data, split) for split in SPLITS)
-    if data.dataset not in STATISTICS:
-        same_classes(train, test, str(data.val_path))
-    return train, test
+    elif val is None:
+        reason = ConfigError("data.val_path", None, "no path", "give the folder of the images")
+    if val is None:
+        places = np.arange(min(_DRAWN, len(train)))
+        drawn = np.sort(permutation(len(train), derive_seed(0))(places))
+        return Splits(train, part_of(train, drawn), reason, drawn)
+    if reason is None:
+        try:
+            parts = labelled_images(train, data, "train"), labelled_images(val, data, "val")
+        except ConfigError as error:
+            reason = error
+        else:
+            return Splits(*parts)
+    return Splits(train, val, reason)
 
 
 def labelled_images(images: Images, data: ImagesSection, split: Split) -> Images:
@@ -299,8 +386,8 @@ def labelled_images(images: Images, data: ImagesSection, split: Split) -> Images
         raise ConfigError(
             f"data.{split}_path",
             data.path(split),
-            f"none of its {len(images)} images has a label, and an evaluation needs some",
-            "give class folders with data.train_path=... data.val_path=...",
+            f"none of its {len(images)} images has a label",
+            _CLASS_FOLDERS,
         )
     return part_of(images, kept)
 

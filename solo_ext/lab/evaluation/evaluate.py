@@ -15,6 +15,7 @@ from solo_ext.config.schema import Free
 from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.core.types import FolderName
 from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
+from solo_ext.lab.evaluation.label_free import Views
 from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot
 from solo_ext.lab.evaluation.models import EvalData, EvalRun
 from solo_ext.lab.evaluation.pictures import FeatureMap, Neighbors
@@ -34,6 +35,7 @@ _ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
     "finetune": Finetune,
     "map": FeatureMap,
     "neighbors": Neighbors,
+    "views": Views,
 }
 """Protocols that can measure each data set, in the order of the report."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$")]
@@ -64,6 +66,7 @@ class Transfer(Protocol):
     title: ClassVar[str] = "Transfer to other data sets"
     by_default: ClassVar[bool] = False
     # The run's own images are not used, and each protocol checks the images of its data set.
+    needs_labels: ClassVar[bool] = False
     needs_every_image: ClassVar[bool] = False
 
     datasets: Annotated[dict[Name, TransferData], MinLen(1)]

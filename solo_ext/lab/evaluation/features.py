@@ -8,6 +8,7 @@ import json
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from solo_ext.core.files import atomic_write, open_regular
+from solo_ext.data.images import Split
 from solo_ext.data.loaders import eval_mode
 
 BatchProgress = Callable[[int, int], object]
@@ -50,6 +52,44 @@ class Features:
         """Copies features and classes to a device."""
         train, test = ((x.to(device), y.to(device)) for x, y in (self.train, self.test))
         return Features(train, test, self.class_names)
+
+
+class LazyFeatures(Features):
+    """Features whose splits are extracted when they are first asked for.
+
+    >>> rows = torch.ones(6, 16), torch.zeros(6).long()
+    >>> features = LazyFeatures({"train": lambda: 1 / 0, "val": lambda: rows}, ["cat"])
+    >>> features.to("cpu").test[0].shape
+    torch.Size([6, 16])
+    """
+
+    def __init__(
+        self, extract: Mapping[Split, Callable[[], Rows]], class_names: Sequence[str]
+    ) -> None:
+        # A frozen dataclass sets its own attributes so, too.
+        object.__setattr__(self, "_extract", extract)
+        object.__setattr__(self, "class_names", class_names)
+
+    @cached_property
+    def train(self) -> Rows:  # type: ignore[override]
+        return self._extract["train"]()  # type: ignore[attr-defined, no-any-return]
+
+    @cached_property
+    def test(self) -> Rows:  # type: ignore[override]
+        return self._extract["val"]()  # type: ignore[attr-defined, no-any-return]
+
+    def to(self, device: str) -> Features:
+        """The same features on a device, still extracted when they are asked for."""
+
+        def moved(split: Split) -> Rows:
+            x, y = self.train if split == "train" else self.test
+            return x.to(device), y.to(device)
+
+        extract: dict[Split, Callable[[], Rows]] = {
+            "train": lambda: moved("train"),
+            "val": lambda: moved("val"),
+        }
+        return LazyFeatures(extract, self.class_names)
 
 
 def extract_features(

@@ -36,6 +36,8 @@ PIXELS = "pixels"
 class EvalData(Section):
     """``data`` of an evaluation; by default as in pretraining.
 
+    New paths are those of class folders, unless ``no_labels`` is true.
+
     >>> EvalData(train_path="images/train", val_path="images/val").format is None
     True
     """
@@ -46,6 +48,7 @@ class EvalData(Section):
     huggingface: HuggingFace | None = None
     streaming: Streaming | None = None
     unreadable: Literal["refuse", "skip"] | None = None
+    no_labels: bool | None = None
 
 
 class EvalRun(Section):

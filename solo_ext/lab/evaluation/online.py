@@ -8,6 +8,7 @@ import itertools
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,16 +20,23 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.distributed import distributed_c10d
 
-from solo_ext.config.schema import RunConfig
+from solo_ext.config.schema import Images as ImagesSection
+from solo_ext.config.schema import OnlineProtocol, RunConfig
 from solo_ext.core.distributed import propagate_rank_errors, rank, rank_barrier, world_size
 from solo_ext.core.errors import ConfigError
+from solo_ext.data.images import Split
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import Images
-from solo_ext.lab.evaluation.context import EvalContext, evaluation_config, labelled_images
+from solo_ext.lab.evaluation.context import (
+    EvalContext,
+    evaluation_config,
+    held_out_images,
+    measured_images,
+)
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS
-from solo_ext.lab.evaluation.features import Features, extract_features
+from solo_ext.lab.evaluation.features import LazyFeatures, Rows, extract_features
 from solo_ext.lab.evaluation.models import EvalRun, Model
-from solo_ext.lab.evaluation.protocol import measure, protocols_of
+from solo_ext.lab.evaluation.protocol import WITHOUT_LABELS, measure, protocols_of
 from solo_ext.pretrained.files import state_digest
 
 T = TypeVar("T")
@@ -39,31 +47,40 @@ _calls = itertools.count()
 class OnlineEvaluation(Callback):
     """Logs the headline numbers of protocols, such as ``online_knn_acc1``.
 
+    Without labels it measures with the protocols that need none. Without held-out images these see
+    some of the training images.
+
     It measures before training, every n epochs and after the last epoch, as ``solo-ext eval`` does,
     without changing the state of training or its random generators. Rank 0 measures alone. Images
     without a label are left out. Pictures and weights go to ``<out>/epoch-<n>``.
 
     Raises:
-        ConfigError: an unknown or missing setting of a protocol, or no images to evaluate on;
-            before training, a protocol that needs all images although unreadable ones are skipped.
+        ConfigError: an unknown or missing setting of a protocol, or one that needs labels, which
+            are not there; before training, a protocol that needs all images although unreadable
+            ones are skipped.
     """
 
     def __init__(self, run: RunConfig, train: Images, val: Images | None, out: Path) -> None:
         self.run, self.out = run, out
         given, self.every_n_epochs = run.online_eval, run.online_eval.every_n_epochs
-        if val is None or run.data.no_labels:
-            raise ConfigError(
-                "online_eval.every_n_epochs",
-                self.every_n_epochs,
-                "there are no labelled images to evaluate on",
-                "give data.val_path and class folders, or set it to 0",
-            )
-        self.protocols = protocols_of(
-            PROTOCOLS, given.protocols, given.settings, "online_eval.settings"
-        )
-        self.train = labelled_images(train, run.data, "train")
-        self.val = labelled_images(val, run.data, "val")
-        self.loaders = fixed_loader(run, self.train), fixed_loader(run, self.val)
+        names = given.protocols or default_protocols(run.data)
+        self.protocols = protocols_of(PROTOCOLS, names, given.settings, "online_eval.settings")
+        # A run without labels validates on nothing, but may have images that it does not train on.
+        held_out = held_out_images(run.data) if val is None else val
+        self.images = measured_images(run.data, train, held_out)
+        for name, protocol in self.protocols.items():
+            if protocol.needs_labels and self.images.unlabelled is not None:
+                raise ConfigError(
+                    "online_eval.every_n_epochs",
+                    self.every_n_epochs,
+                    f"there are no labelled images to evaluate {name} on",
+                    "give data.val_path and class folders, set it to 0, or name "
+                    f"online_eval.protocols that need no labels: {', '.join(WITHOUT_LABELS)}",
+                )
+        self.loaders: dict[Split, Any] = {
+            "train": fixed_loader(run, self.images.train),
+            "val": fixed_loader(run, self.images.test),
+        }
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.global_step == 0:
@@ -105,9 +122,14 @@ class OnlineEvaluation(Callback):
         digest = state_digest(backbone.state_dict())
         model = Model("online", backbone, width, self.run, "online", digest, epoch, out)
         cfg = evaluation_config(self.run, settings)
-        context = EvalContext(model, settings, cfg, self.train, self.val, device, out)
-        train, test = (extract_features(backbone, part, device=device) for part in self.loaders)
-        context.features = Features(train, test, context.class_names)
+        train, test, unlabelled, drawn = self.images
+        context = EvalContext(model, settings, cfg, train, test, device, out)
+        context = replace(context, unlabelled=unlabelled, drawn=drawn)
+        extract: dict[Split, Callable[[], Rows]] = {
+            split: partial(extract_features, backbone, loader, device=device)
+            for split, loader in self.loaders.items()
+        }
+        context.features = LazyFeatures(extract, context.class_names)
         return context
 
     def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:
@@ -120,6 +142,15 @@ class OnlineEvaluation(Callback):
             # Do not end the run because the terminal is closed or the disk of a log is full.
             with contextlib.suppress(OSError):
                 print(f"epochs done {epoch}  {found}", file=sys.stderr, flush=True)
+
+
+def default_protocols(data: ImagesSection) -> list[OnlineProtocol]:
+    """The protocols of ``online_eval`` if its config names none.
+
+    >>> default_protocols(ImagesSection(dataset="custom", no_labels=True))
+    ['views', 'geometry']
+    """
+    return ["views", "geometry"] if data.no_labels else ["knn"]
 
 
 def on_first(work: Callable[[], T], device: torch.device) -> T | None:

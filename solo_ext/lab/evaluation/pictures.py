@@ -23,6 +23,7 @@ from solo_ext.config.schema import Seed
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
+from solo_ext.data.reading import Images, name_of
 from solo_ext.data.transforms import FixedView
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import Protocol, Row
@@ -47,6 +48,7 @@ class FeatureMap(Protocol):
     """
 
     title: ClassVar[str] = "Map of the features"
+    needs_labels: ClassVar[bool] = False
 
     methods: Annotated[list[Method], MinLen(1)] = ["pca", "tsne"]
     split: Literal["test", "train"] = "test"
@@ -60,6 +62,8 @@ class FeatureMap(Protocol):
     def run(self, context: EvalContext) -> list[Row]:
         """One row per method: ``method``, ``images``, ``trustworthiness``, ``picture``.
 
+        Points have the colours of their classes; without labels, all have one colour.
+
         Trustworthiness, at most 1, says whether neighbours in the map are neighbours in feature
         space, for 15 neighbours or fewer for few points (Venna and Kaski, ICANN 2001).
 
@@ -67,13 +71,17 @@ class FeatureMap(Protocol):
             ConfigError: fewer than four images.
         """
         features, targets = getattr(context.features, self.split)
+        if not context.labelled:
+            targets = torch.zeros_like(targets)
         drawn = _seeded_sample(targets, self.max_images, self.seed, self.max_classes)
         if len(drawn) < 4:
             problem = f"leaves {len(drawn)} images"
             raise ConfigError("max_images", self.max_images, problem, "a map needs four")
         x, targets = F.normalize(features[drawn].double(), dim=1).numpy(), targets[drawn].numpy()
         present, names = len(np.unique(targets)), context.class_names
-        about = f"{len(drawn)} {self.split} images of {present} classes"
+        about = f"{len(drawn)} {self.split} images"
+        if context.labelled:
+            about += f" of {present} classes"
         if present < len(names):
             about += f" (of {len(names)})"
         count, report = min(_NEIGHBOURS, max(1, (len(x) - 1) // 2)), context.report("maps")
@@ -140,9 +148,12 @@ def _draw_map(
     title: str,
     axes: tuple[str, str] = ("", ""),
 ) -> Figure:
-    """Draws points (n, 2) with a colour and marker per class, and the class names in a legend."""
+    """Draws points (n, 2) with a colour and marker per class, and the class names in a legend.
+
+    Without names of classes there is no legend.
+    """
     present = np.unique(targets).tolist()
-    columns = -(-len(present) // _LEGEND_ROWS)
+    columns = -(-len(present) // _LEGEND_ROWS) if classes else 0
     looks: dict[int, Any] = {
         label: {"color": f"C{place % 10}", "marker": "o^sDvP"[place // 10 % 6]}
         for place, label in enumerate(present)
@@ -161,6 +172,8 @@ def _draw_map(
         plot.set(xticks=[], yticks=[], xlabel=axes[0], ylabel=axes[1])
         plot.set_aspect("equal", adjustable="datalim")
         plot.spines[:].set_color("#c8c8c8")
+        if not classes:
+            return figure
         legend = figure.legend(
             [Line2D([], [], linestyle="", **looks[label]) for label in present],
             [str(label) for label in present],
@@ -183,6 +196,7 @@ class Neighbors(Protocol):
     """
 
     title: ClassVar[str] = "Nearest neighbours"
+    needs_labels: ClassVar[bool] = False
 
     queries: PositiveInt = 10
     k: PositiveInt = 8
@@ -192,61 +206,89 @@ class Neighbors(Protocol):
         """One row: ``queries`` shown, ``k``, ``precision`` over the test split, ``picture``.
 
         ``precision`` is the percentage of the k nearest training images, by cosine similarity,
-        with the class of the test image, over all test images and not only those shown.
+        with the class of the test image, over all test images and not only those shown. Without
+        labels there is ``similarity`` instead, the mean cosine of these neighbours, and names of
+        files stand in for those of classes. A training image is no neighbour of itself.
 
         Raises:
             ConfigError: fewer training images than ``k``.
         """
         (bank, labels), (x, targets) = context.features.train, context.features.test
-        if len(bank) < self.k:
-            raise ConfigError("k", self.k, f"there are {len(bank)} training images", "take fewer")
-        places, similarities = _nearest(x.to(context.device), bank.to(context.device), self.k)
-        precision = 100.0 * float((labels[places] == targets[:, None]).float().mean())
-        view, names = FixedView(context.cfg.augmentations[0].crop_size), context.class_names
+        drawn = None if context.drawn is None else torch.from_numpy(context.drawn)
+        others = len(bank) - (drawn is not None)
+        if others < self.k:
+            raise ConfigError("k", self.k, f"there are {others} training images", "take fewer")
+        places, similarities = _nearest(
+            x.to(context.device), bank.to(context.device), self.k, drawn
+        )
+        if context.labelled:
+            precision = 100.0 * float((labels[places] == targets[:, None]).float().mean())
+            found = {"precision": precision}
+            said = f"precision at {self.k} over the test split {precision:.1f} %"
+        else:
+            similarity = float(similarities.double().mean())
+            found = {"similarity": similarity}
+            said = f"mean cosine at {self.k} over the test split {similarity:.2f}"
         grid = []
         for query in _seeded_sample(targets, self.queries, self.seed).tolist():
-            image, own = context.test[query]
-            row = [_Shown(view(image.convert("RGB")), names[own])]
+            own = int(targets[query])
+            row = [self._shown(context, context.test, query)]
             for place, cosine in zip(places[query], similarities[query].tolist(), strict=True):
-                image, target = context.train[int(place)]
-                right = target == own
-                row.append(_Shown(view(image.convert("RGB")), names[target], cosine, right))
+                shown = self._shown(context, context.train, int(place))
+                right = int(labels[place]) == own if context.labelled else None
+                row.append(shown._replace(similarity=cosine, right=right))
             grid.append(row)
-        about = f"{context.title}: precision at {self.k} over the test split {precision:.1f} %"
         picture = "neighbors.png"
-        _save_picture(_draw_grid(grid, about), context.out / picture)
-        return [{"queries": len(grid), "k": self.k, "precision": precision, "picture": picture}]
+        _save_picture(_draw_grid(grid, f"{context.title}: {said}"), context.out / picture)
+        return [{"queries": len(grid), "k": self.k, **found, "picture": picture}]
+
+    @staticmethod
+    def _shown(context: EvalContext, images: Images, index: int) -> _Shown:
+        image, target = images[index]
+        view, names = FixedView(context.cfg.augmentations[0].crop_size), context.class_names
+        name = names[target] if context.labelled else Path(name_of(images, index)).name
+        return _Shown(view(image.convert("RGB")), name)
 
     @classmethod
     def headline(cls, rows: list[Row]) -> dict[str, float]:
-        """Precision over the test split."""
-        return {"precision": float(rows[0]["precision"])}
+        """Precision over the test split, or without labels the mean similarity."""
+        key = "precision" if "precision" in rows[0] else "similarity"
+        return {key: float(rows[0][key])}
 
 
 @torch.no_grad()
-def _nearest(queries: Tensor, bank: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Indices (n, k) of the rows with the largest cosines to each query, and the cosines."""
-    scale = inverse_norms(bank)
-    found = [
-        cosines(part, bank, scale).topk(k, dim=1)
-        for part in torch.split(queries, max(1, _BLOCK // len(bank)))
-    ]
+def _nearest(
+    queries: Tensor, bank: Tensor, k: int, own: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Indices (n, k) of the rows with the largest cosines to each query, and the cosines.
+
+    ``own`` (n,) are the rows that the queries are themselves, which are no neighbours of theirs.
+    """
+    scale, size, found = inverse_norms(bank), max(1, _BLOCK // len(bank)), []
+    for start in range(0, len(queries), size):
+        similarity = cosines(queries[start : start + size], bank, scale)
+        if own is not None:
+            places = own[start : start + size, None].to(bank.device)
+            similarity.scatter_(1, places, float("-inf"))
+        found.append(similarity.topk(k, dim=1))
     return torch.cat([f.indices for f in found]).cpu(), torch.cat([f.values for f in found]).cpu()
 
 
 class _Shown(NamedTuple):
-    """An image, its class's name, similarity to the query, and whether it has the query's class."""
+    """An image, the name of its class or file, similarity to the query, and whether it has the
+    query's class, ``None`` without labels."""
 
     image: Image.Image
     name: str
     similarity: float | None = None
-    right: bool = True
+    right: bool | None = True
 
 
 def _draw_grid(rows: Sequence[Sequence[_Shown]], title: str) -> Figure:
     """Draws a row for each query: the query, then its neighbours, equally many in all rows.
 
     Neighbours of the query's class have a green frame, the others a thin grey frame and a red name.
+    Without labels, all have the grey frame.
     """
     columns = len(rows[0])
     with plain_text():
@@ -261,7 +303,7 @@ def _draw_grid(rows: Sequence[Sequence[_Shown]], title: str) -> Figure:
             if shown.similarity is not None:
                 label = f"{label}\n{shown.similarity:.2f}"
                 frame, width = (_RIGHT, 3.2) if shown.right else (_PALE, 0.6)
-                ink = _PLAIN if shown.right else _WRONG
+                ink = _WRONG if shown.right is False else _PLAIN
             plot.set(xticks=[], yticks=[])
             plot.spines[:].set(color=frame, linewidth=width)
             plot.set_xlabel(label, fontsize=7.5, color=ink)

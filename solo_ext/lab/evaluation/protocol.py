@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,11 @@ from solo_ext.lab.evaluation.features import Features
 Row = dict[str, Any]
 """Numbers and short texts by name. ``picture``: file name of a PNG in the context's ``out`` that
 the report embeds; ``saved``: file name of weights; ``files``: paths of further files there."""
+
+WITHOUT_LABELS = ("geometry", "map", "neighbors", "views", "transfer")
+"""Names of the protocols that need no labels, or none of the run's images, for messages."""
+NotHigher = Mapping[str, Literal["lower", "neither"]]
+"""Which value of a number is better, for those of which it is not the higher one."""
 
 
 class Protocol(Section):
@@ -33,6 +38,10 @@ class Protocol(Section):
 
     title: ClassVar[str]
     """Name of the protocol in tables."""
+    needs_labels: ClassVar[bool] = True
+    """Whether it measures only images with labels."""
+    not_higher: ClassVar[NotHigher] = {}
+    """Those numbers of the headline of which the highest is not the best."""
     by_default: ClassVar[bool] = True
     """Whether ``solo-ext eval suite`` runs the protocol if none are named."""
     # The next readable image replaces a skipped one, and would be shown or trained on twice.
@@ -41,6 +50,17 @@ class Protocol(Section):
     def depends_on(self, context: EvalContext) -> list[str | None]:
         """Digests of images measured besides the context's; ``None`` for an unknown digest."""
         return []
+
+    def unfit(self, context: EvalContext) -> ConfigError | None:
+        """Why these images or this backbone do not allow the protocol; ``None`` if they do.
+
+        A suite leaves the protocol out then, which is no failure of it.
+        """
+        if context.unlabelled is None or not self.needs_labels:
+            return None
+        reason, others = context.unlabelled, ", ".join(WITHOUT_LABELS)
+        remedy = f"{reason.remedy}, or take a protocol that needs no labels: {others}"
+        return ConfigError(reason.key, reason.value, reason.problem, remedy)
 
     @abstractmethod
     def run(self, context: EvalContext) -> list[Row]:
@@ -85,10 +105,12 @@ def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
     >>> from solo_ext.lab.evaluation.scores import KNN
     >>> rows = torch.eye(4), torch.arange(4)
     >>> features = Features(rows, rows, list("abcd"))
-    >>> context = SimpleNamespace(features=features, device="cpu", ranks=ALONE)
+    >>> context = SimpleNamespace(features=features, device="cpu", ranks=ALONE, unlabelled=None)
     >>> measure(KNN(k=[1], temperature=[0.1]), context)
     [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}]
     """
+    if (reason := protocol.unfit(context)) is not None:
+        raise reason
     if protocol.needs_every_image and context.cfg.data.unreadable == "skip":
         problem = f"{protocol.title} needs every image, and this leaves some out"
         remedy = "remove them, and take refuse, or name protocols on features alone"
@@ -96,7 +118,7 @@ def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
     if not context.ranks.rank:
         return protocol.run(context)
     if isinstance(protocol, FeatureProtocol):
-        _ = context.features
+        _ = context.features.train, context.features.test
     return []
 
 

@@ -19,7 +19,7 @@ from solo_ext.clustering import kmeans
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt
 from solo_ext.lab.evaluation.features import Features
-from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row
+from solo_ext.lab.evaluation.protocol import FeatureProtocol, NotHigher, Row
 from solo_ext.losses.alignment import effective_rank
 from solo_ext.memory.knn import cosines, inverse_norms, knn_accuracy
 
@@ -213,6 +213,8 @@ class Geometry(FeatureProtocol):
     """
 
     title: ClassVar[str] = "Geometry and collapse"
+    needs_labels: ClassVar[bool] = False
+    not_higher: ClassVar[NotHigher] = {"uniformity": "lower", "dead": "lower"}
 
     split: Literal["train", "test"] = "test"
     samples: Annotated[int, Gt(1)] = 10_000
@@ -226,7 +228,7 @@ class Geometry(FeatureProtocol):
             raise ConfigError(
                 "split",
                 self.split,
-                "it has one labelled image, and the spread of features needs two",
+                "it has one image, and the spread of features needs two",
                 f"give more images, or take split={other}",
             )
         if len(rows) > self.samples:
@@ -250,7 +252,7 @@ def _feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
     - ``effective_rank`` of the features as they are, in [1, min(n, D)];
     - ``uniformity``, ``log mean_{i != j} exp(-2 |x_i - x_j|^2)`` of unit rows, at most 0;
     - ``class_alignment``, the mean ``|x_i - x_j|^2`` of unit rows over pairs of the same class,
-      in [0, 4]; nan if no class has two rows;
+      in [0, 4]; nan if no class has two rows, as without labels (targets of -1);
     - ``mean_cosine`` over pairs of rows;
     - ``std``, the mean standard deviation of the dimensions of unit rows, times ``sqrt(D)``: about
       1 for an isotropic cloud, 0 for a collapsed one;
@@ -268,7 +270,7 @@ def _feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
     pairs = float(unit.double().sum(0).square().sum() - unit.double().square().sum())
     return {
         "effective_rank": float(effective_rank(x)),
-        "uniformity": _uniformity(unit),
+        "uniformity": gaussian_potential(unit),
         "class_alignment": _class_alignment(unit, targets),
         "mean_cosine": pairs / (count * (count - 1)),
         "std": float(unit.std(dim=0, correction=0).mean()) * math.sqrt(x.shape[1]),
@@ -277,7 +279,17 @@ def _feature_geometry(features: Tensor, targets: Tensor) -> dict[str, float]:
     }
 
 
-def _uniformity(unit: Tensor) -> float:
+def gaussian_potential(unit: Tensor) -> float:
+    """Uniformity of unit rows (n, D), n at least 2, in this process alone and block by block.
+
+    ``log mean_{i != j} exp(-2 |x_i - x_j|^2)`` (Wang and Isola, ICML 2020, arXiv 2005.10242).
+
+    Returns:
+        In [-8, 0]: 0 if all rows are equal, about -4 if they are orthogonal.
+
+    >>> gaussian_potential(torch.eye(3))
+    -4.0
+    """
     count, scale = len(unit), inverse_norms(unit)
     size = max(1, _COMPARED // count)
     masses = []
@@ -292,9 +304,10 @@ def _uniformity(unit: Tensor) -> float:
 
 def _class_alignment(unit: Tensor, targets: Tensor) -> float:
     """Uses sums per class: ``sum_{i,j} |x_i - x_j|^2 = 2 n sum |x_i|^2 - 2 |sum x_i|^2``."""
-    _, own = torch.unique(targets, return_inverse=True)
-    classes = int(own.max()) + 1
-    x = unit.double()
+    labelled = targets >= 0
+    found, own = torch.unique(targets[labelled], return_inverse=True)
+    classes = len(found)
+    x = unit[labelled].double()
     sums = x.new_zeros(classes, x.shape[1]).index_add_(0, own, x)
     squares = x.new_zeros(classes).index_add_(0, own, x.square().sum(1))
     sizes = own.bincount(minlength=classes).double()

@@ -48,9 +48,10 @@ def evaluate_suite(
     """Measures a model with several protocols.
 
     ``eval_suite.json`` and ``eval_suite.html`` are written to the model's folder after every
-    protocol, pictures and weights to ``eval_suite`` beside them. If a protocol fails, its error is
-    reported and the others continue. Results of an earlier call for the same weights, images and
-    settings are reused, unless a file of theirs is missing.
+    protocol, pictures and weights to ``eval_suite`` beside them. A protocol that the images or the
+    backbone do not allow, such as one that needs labels, is left out. If a protocol fails, its
+    error is reported and the others continue. Results of an earlier call for the same weights,
+    images and settings are reused, unless a file of theirs is missing.
 
     Args:
         path: as for :func:`~solo_ext.lab.evaluation.evaluate.evaluate`.
@@ -60,11 +61,13 @@ def evaluate_suite(
 
     Returns:
         The record: what was evaluated, on what, ``entries``, one for each protocol of this and of
-        earlier calls, and ``failed``, the protocols of this call that failed. If there are several
-        processes, all but the first only extract features and have no entries.
+        earlier calls, ``left_out``, the protocols of this call that are not possible, with the
+        reason, and ``failed``, those that failed. If there are several processes, all but the first
+        only extract features and have no entries.
 
     Raises:
-        UserError: wrong settings, a path that is no run, or a folder that cannot be written.
+        UserError: wrong settings, a path that is no run, a folder that cannot be written, or none
+            of the protocols is possible.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -80,14 +83,27 @@ def evaluate_suite(
     """
     shared, chosen = read_suite_settings(settings or {})
     context = open_context(str(path), shared, progress)
+    reasons = {name: protocol.unfit(context) for name, protocol in chosen.items()}
+    chosen = {name: protocol for name, protocol in chosen.items() if reasons[name] is None}
+    left_out = [
+        {
+            "protocol": name,
+            "title": PROTOCOLS[name].title,
+            "reason": str(ConfigError(reason.key, reason.value, reason.problem)),
+        }
+        for name, reason in reasons.items()
+        if reason is not None
+    ]
+    if not chosen:
+        raise next(reason for reason in reasons.values() if reason is not None)
     if context.ranks.rank:
         if any(isinstance(protocol, FeatureProtocol) for protocol in chosen.values()):
             # Rank 0 reports errors of the features. If this rank raised them, the launcher would
             # end rank 0 before it has run the other protocols.
             with contextlib.suppress(Exception):
-                _ = context.features
-        return {**context.about(), "entries": [], "failed": []}
-    return _Suite(context).run(chosen)
+                _ = context.features.train, context.features.test
+        return {**context.about(), "entries": [], "left_out": left_out, "failed": []}
+    return _Suite(context, left_out).run(chosen)
 
 
 def read_suite_settings(settings: Mapping[str, Any]) -> tuple[EvalRun, dict[str, Protocol]]:
@@ -134,8 +150,8 @@ class _Record(TypedDict):
 class _Suite:
     """One call of the suite: its context, and the record that grows with every protocol."""
 
-    def __init__(self, context: EvalContext) -> None:
-        self.folder = context.model.folder
+    def __init__(self, context: EvalContext, left_out: Sequence[Mapping[str, str]]) -> None:
+        self.folder, self.left_out = context.model.folder, left_out
         # Use a separate folder: a protocol run by itself writes pictures of the same names.
         self.context = replace(context, out=self.folder / PICTURES)
         data, images = context.cfg.data, _known(self.context.fingerprints)
@@ -195,7 +211,8 @@ class _Suite:
     def no_features(self) -> Exception | None:
         """Extracts the features, once for all protocols; returns the error if that fails."""
         try:
-            _ = self.context.features
+            features = self.context.features
+            _ = features.train, features.test
         except Exception as error:
             return error
         return None
@@ -229,6 +246,7 @@ class _Suite:
                 "environment": {"solo_ext": __version__, **packages, "device": where},
                 # Failures of earlier calls stay in the entries, but not in this list.
                 "failed": [name for name in failed if name in chosen],
+                "left_out": self.left_out,
                 "entries": entries,
             }
             write_text(self.folder / RECORD, json.dumps(record, indent=1))
@@ -254,6 +272,9 @@ def _render_suite(record: Mapping[str, Any], folder: Path) -> str:
         "test": f"{record['test']['images']:,} images of {record['test']['path']}",
         "view": f"{record['image_size']} x {record['image_size']} pixels",
     }
+    notes = [Paragraph(f"{note[0].upper()}{note[1:]}.") for note in record["notes"]]
+    if record["left_out"]:
+        notes.append(Paragraph(left_out_line(record["left_out"])))
     remark = (
         "Accuracies and agreement in percent. The backbone is frozen unless the protocol says "
         "otherwise; the test split chooses nothing."
@@ -266,12 +287,24 @@ def _render_suite(record: Mapping[str, Any], folder: Path) -> str:
     return render_page(
         f"Evaluation of {record['method'] or record['run']}",
         [
-            Section("", [_facts(about)]),
+            Section("", [_facts(about), *notes]),
             Section("Summary", [Paragraph(remark, "soft"), summary]),
             *(Section(e["title"], [*_blocks(e, folder)]) for e in entries),
             Section("What ran where", [_facts(record["environment"])]),
         ],
     )
+
+
+def left_out_line(left_out: Sequence[Mapping[str, str]]) -> str:
+    """One sentence about what a suite left out, from its record.
+
+    >>> left_out_line([{"protocol": "knn", "title": "kNN", "reason": "data.no_labels=true: ..."}])
+    'Left out: knn (data.no_labels=true: ...)'
+    """
+    by_reason: dict[str, list[str]] = {}
+    for one in left_out:
+        by_reason.setdefault(one["reason"], []).append(one["protocol"])
+    return "Left out: " + "; ".join(f"{', '.join(p)} ({r})" for r, p in by_reason.items())
 
 
 def _facts(facts: Mapping[str, Any]) -> Table:

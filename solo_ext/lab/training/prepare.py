@@ -34,6 +34,7 @@ from solo_ext.host.backbones import (
 from solo_ext.host.dali_loader import check_dali
 from solo_ext.host.patches import OF_SCRIPTS, check_names
 from solo_ext.lab.evaluation.context import same_classes
+from solo_ext.lab.evaluation.online import default_protocols
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS, check_builtin
 from solo_ext.lab.training.cpu_precision import (
     Convolutions,
@@ -117,6 +118,9 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     without = run.data.val_path is None and run.data.holdout is None
     val = None if without else open_images(run.data, "val")
     _tell_of_hidden(train, val if run.data.holdout is None else None)
+    # Named here, so that the run's record says what it measures.
+    protocols = run.online_eval.protocols or default_protocols(run.data)
+    run.online_eval = run.online_eval.model_copy(update={"protocols": protocols})
     run.data.num_classes = _count_classes(run.data, train)
     # Data sets of torchvision number their classes themselves, so there is nothing to check.
     numbered = run.data.dataset in STATISTICS

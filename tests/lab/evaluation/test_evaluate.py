@@ -22,7 +22,7 @@ from solo_ext.lab.evaluation.context import _ranks, evaluation_config, same_clas
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate, read_settings
 from solo_ext.lab.evaluation.features import Features, Ranks, extract_features
 from solo_ext.lab.evaluation.models import EvalRun
-from solo_ext.lab.evaluation.protocol import FeatureProtocol, accuracies
+from solo_ext.lab.evaluation.protocol import WITHOUT_LABELS, FeatureProtocol, accuracies
 from solo_ext.memory.knn import knn_accuracy
 from solo_ext.pretrained.runs import load_pretrained
 from tests.conftest import MakeConfig, made_images
@@ -110,7 +110,9 @@ def test_run_without_labels(
         (flat / f"{number}.png").write_bytes(file.read_bytes())
     config = make_config("simclr", data={"train_path": str(flat), "no_labels": True})
     run = train(config, tmp_path / "run").run_dir
-    assert "an evaluation needs some" in refusal(run, "knn", {})
+    line = refusal(run, "knn", {})
+    assert "the run was trained without labels" in line
+    assert f"needs no labels: {', '.join(WITHOUT_LABELS)}" in line
     given = {**KNN, "data": {"train_path": str(images), "val_path": str(val)}}
     assert evaluate(run, "knn", given)["train"]["images"] == 48
 
@@ -190,7 +192,13 @@ def measured(name: str, features: Features) -> list[dict[str, Any]]:
 
 
 def test_config_knows_those_that_run_while_training() -> None:
-    assert list(get_args(OnlineProtocol)) == list(PROTOCOLS)
+    names = [name for name in get_args(OnlineProtocol) if name in PROTOCOLS]
+    assert names == list(PROTOCOLS)
+
+
+def test_messages_name_those_without_labels() -> None:
+    found = [name for name, kind in PROTOCOLS.items() if not kind.needs_labels]
+    assert list(WITHOUT_LABELS) == found
 
 
 def test_settings_are_not_named_like_shared_ones() -> None:

@@ -207,7 +207,7 @@ def of_one_image(features: Features) -> Features:
         (Retrieval(), first_of_each, r"gallery='test': no query shares its class .*=train"),
         (Clustering(), of_one_class, "k=null: there is one class"),
         (Clustering(k=[5000]), replace, r"k\.0=5000: the test split has 797 labelled images"),
-        (Geometry(), of_one_image, r"split='test': it has one labelled image.*=train"),
+        (Geometry(), of_one_image, r"split='test': it has one image,.*=train"),
     ],
 )
 def test_features_that_a_protocol_cannot_take(
