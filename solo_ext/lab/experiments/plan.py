@@ -18,6 +18,7 @@ from solo_ext.config.compose import compose
 from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.data.images import Split, images_fingerprint, open_images
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 from solo_ext.lab.experiments.records import Kind, Record
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Row, Stage
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
@@ -219,10 +220,12 @@ def _runs(
         problem = "a benchmark evaluates the last checkpoint"
         raise ConfigError("checkpoint.enabled", False, problem, "leave it out")
     data = run.data
-    if data.no_labels or (data.val_path is None and data.holdout is None):
+    labels = any(PROTOCOLS[protocol].needs_labels for protocol in settings.evaluation)
+    if labels and (data.no_labels or (data.val_path is None and data.holdout is None)):
         key, value = ("no_labels", True) if data.no_labels else ("val_path", None)
         problem = "a benchmark evaluates on labelled images"
-        raise ConfigError(f"data.{key}", value, problem, "give class folders, or data.holdout")
+        remedy = "give class folders, or data.holdout, or an evaluation without labels"
+        raise ConfigError(f"data.{key}", value, problem, remedy)
     if run.backbone.weights is not None:
         recognise_source(run.backbone.weights, "backbone.weights")
     checked = copy.deepcopy(config)

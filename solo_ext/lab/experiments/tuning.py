@@ -14,6 +14,7 @@ from scipy.stats import qmc
 from solo_ext.config.schema import Scheduler
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import write_text
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 from solo_ext.lab.experiments.plan import PlannedRun, composed
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.settings import (
@@ -38,8 +39,8 @@ def trial_settings(
 
     Raises:
         ConfigError: no section ``tuning``, several data sets or budgets, a row that does not train,
-            a measure that the evaluation does not give, no setting to tune, or rungs that do not
-            ascend from the warm-up of every row to its epochs.
+            a measure that the evaluation does not give or that has no better direction, no setting
+            to tune, or rungs that do not ascend from the warm-up of every row to its epochs.
 
     >>> from solo_ext.lab.experiments.settings import checked_benchmark
     >>> tuning = {"trials": 2, "space": {"optimizer.lr": {"choices": [0.1, 0.3]}}}
@@ -48,6 +49,7 @@ def trial_settings(
     ['pcl.0', 'pcl.1']
     """
     tuning = _tuning(settings)
+    _lower_is_better(tuning.measure)
     if len(settings.datasets) * len(settings.budgets) > 1:
         remedy = "tune them one by one, with overrides such as '~budgets.800'"
         names = list(settings.datasets)
@@ -151,16 +153,16 @@ def search(
         scores = {run.row: by_key[run.key] for run in rung if run.key in by_key}
         if {_row_of(trial) for trial in scores} != {_row_of(trial) for trial in alive}:
             return {}
-        alive = _best_trials(scores, _tuning(settings).keep)
+        alive = _best_trials(scores, _tuning(settings))
     return scores
 
 
-def _best_trials(scores: Mapping[str, float], keep: float) -> set[str]:
+def _best_trials(scores: Mapping[str, float], tuning: Tuning) -> set[str]:
     """The best of each row's trials, and the unchanged row, than which another must be better."""
     found = set()
-    for of_row in _ranking(scores):
+    for of_row in _ranking(scores, tuning.measure):
         # Round first: 0.28 * 25 is a little more than 7.
-        count = math.ceil(round(keep * len(of_row), 6))
+        count = math.ceil(round(tuning.keep * len(of_row), 6))
         found |= {*of_row[:count], *(t for t in of_row if t.endswith(".0"))}
     return found
 
@@ -207,7 +209,7 @@ def write_tuned(
     'tuned.yaml'
     """
     tuned = dict(settings.rows)
-    for best, *_ in _ranking(scores):
+    for best, *_ in _ranking(scores, _tuning(settings).measure):
         name = _row_of(best)
         changes = trials.rows[best].changes
         tuned[name] = settings.rows[name].model_copy(update={"changes": changes})
@@ -220,10 +222,21 @@ def write_tuned(
     return file
 
 
-def _ranking(scores: Mapping[str, float]) -> list[list[str]]:
+def _lower_is_better(measure: str) -> bool:
+    """Whether the lowest score wins, as its protocol says; refuses one of which neither does."""
+    names = [name for name in PROTOCOLS if measure == name or measure.startswith(f"{name}_")]
+    protocol = max(names, key=len)
+    direction = PROTOCOLS[protocol].not_higher.get(measure.removeprefix(f"{protocol}_"))
+    if direction == "neither":
+        problem = "neither its highest nor its lowest value is the best"
+        raise ConfigError("tuning.measure", measure, problem, "take another score")
+    return direction == "lower"
+
+
+def _ranking(scores: Mapping[str, float], measure: str) -> list[list[str]]:
     """The trials of each row, the best first; equal ones stay in order."""
-    rows: dict[str, list[str]] = {}
-    for trial in sorted(scores, key=lambda trial: -scores[trial]):
+    sign, rows = 1 if _lower_is_better(measure) else -1, dict[str, list[str]]()
+    for trial in sorted(scores, key=lambda trial: sign * scores[trial]):
         rows.setdefault(_row_of(trial), []).append(trial)
     return list(rows.values())
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from solo_ext.config.schema import OnlineProtocol
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.evaluation.context import open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
@@ -47,7 +46,7 @@ def quick(images: Path) -> dict[str, Any]:
 def test_every_protocol_runs_while_training_and_leaves_it_alone(
     make_config: MakeConfig, images: Path, tmp_path: Path
 ) -> None:
-    names = list(get_args(OnlineProtocol))
+    names = list(PROTOCOLS)
     config = make_config("simclr", data={"val_path": str(images)})
     online = {"every_n_epochs": 1, "protocols": names, "settings": quick(images)}
     plain = train(config, tmp_path / "plain").run_dir

@@ -151,6 +151,52 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
         trial_settings(settings(tiny), ["simclr"])
 
 
+VIEWS = {"samples": 40, "lidar_images": 20, "lidar_views": 2, "k": 3}
+
+
+def test_scored_without_labels(
+    tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By LiDAR of the held-out training images; no protocol that needs labels is run."""
+    monkeypatch.setattr(benchmark, "LocalLauncher", lambda *_: in_this_process)
+    tiny["evaluation"] = {"views": VIEWS}
+    tiny["datasets"]["digits"]["changes"] += ["max_epochs=1", "online_eval.every_n_epochs=0"]
+    space = {"optimizer.lr": SPACE["optimizer.lr"]}
+    tiny["tuning"] = {"trials": 2, "holdout": 0.25, "measure": "views_lidar", "space": space}
+    file, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    file.write_text(yaml.safe_dump(tiny))
+    assert main(["benchmark", "tune", str(file), "--rows", "simclr", "--out", str(out)]) == 0
+    scores = {r["row"]: r["scores"]["views_lidar"] for r in read_records(out)}
+    assert set(scores) == {"simclr.0", "simclr.1"}
+    best = max(scores, key=lambda row: scores[row])
+    made = trial_settings(read_benchmark(str(file)), ["simclr"])
+    tuned = read_benchmark(str(out / "tuned.yaml"))
+    assert tuned.rows["simclr"].changes == made.rows[best].changes
+
+
+def test_the_lowest_score_wins_where_lower_is_better(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    tiny["evaluation"] = {"views": VIEWS, "geometry": {}}
+    for measure, best in (
+        ("views_rankme", "simclr.3"),
+        ("views_alignment", "simclr.2"),
+        ("geometry_uniformity", "simclr.2"),
+        ("geometry_effective_rank", "simclr.3"),
+    ):
+        given = settings(tiny, measure=measure)
+        made = trial_settings(given, ["simclr"])
+        scores = dict.fromkeys(made.rows, 0.0) | {"simclr.2": -5.0, "simclr.3": 5.0}
+        tuned = read_benchmark(str(write_tuned(given, made, scores, tmp_path)))
+        assert tuned.rows["simclr"].changes == made.rows[best].changes
+    with pytest.raises(ConfigError, match=r"measure='views_alpha_req': neither its highest nor"):
+        trial_settings(settings(tiny, measure="views_alpha_req"), ["simclr"])
+
+
+def test_data_without_labels(tiny: dict[str, Any]) -> None:
+    tiny["datasets"]["digits"]["changes"] += ["data.no_labels=true", "data.val_path=null"]
+    with pytest.raises(ConfigError, match=r"evaluates on labelled.*evaluation without labels"):
+        make_plan(checked_benchmark(tiny), ["simclr"])
+
+
 @pytest.mark.slow
 def test_from_the_command_line(
     tmp_path: Path,
