@@ -287,7 +287,7 @@ def gaussian_potential(unit: Tensor) -> float:
     Returns:
         In [-8, 0]: 0 if all rows are equal, about -4 if they are orthogonal.
 
-    >>> gaussian_potential(torch.eye(3))
+    >>> round(gaussian_potential(torch.eye(3)), 4)
     -4.0
     """
     count, scale = len(unit), inverse_norms(unit)
