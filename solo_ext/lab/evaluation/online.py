@@ -30,7 +30,6 @@ from solo_ext.data.reading import Images
 from solo_ext.lab.evaluation.context import (
     EvalContext,
     evaluation_config,
-    held_out_images,
     measured_images,
 )
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS
@@ -65,9 +64,7 @@ class OnlineEvaluation(Callback):
         given, self.every_n_epochs = run.online_eval, run.online_eval.every_n_epochs
         names = given.protocols or default_protocols(run.data)
         self.protocols = protocols_of(PROTOCOLS, names, given.settings, "online_eval.settings")
-        # A run without labels validates on nothing, but may have images that it does not train on.
-        held_out = held_out_images(run.data) if val is None else val
-        self.images = measured_images(run.data, train, held_out)
+        self.images = measured_images(run.data, train, val)
         for name, protocol in self.protocols.items():
             if protocol.needs_labels and self.images.unlabelled is not None:
                 raise ConfigError(

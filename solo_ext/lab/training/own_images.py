@@ -641,8 +641,7 @@ class _Rules:
             yield "proj_output_dim", min(kwargs["proj_output_dim"], size // 2)
 
     def online(self) -> None:
-        data = self.config["data"]
-        if not data["no_labels"] and (data.get("holdout") or data.get("val_path")):
+        if self.config["data"].get("holdout") or self.config["data"].get("val_path"):
             every = max(1, int(self.config["max_epochs"]) // 10)
             self.set("online_eval.every_n_epochs", every, "measured on held-out images")
 

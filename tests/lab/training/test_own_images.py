@@ -157,6 +157,7 @@ def test_choices_for_a_few_small_pictures(album: Path) -> None:
         "data.in_memory": True,
         "data.num_workers": 2,
         "method_kwargs.warmup_epochs": 10,
+        "online_eval.every_n_epochs": 10,
     }
     assert plan.config["scheduler"]["warmup_epochs"] == 10
     text = "\n".join(plan.lines())
