@@ -5,18 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from solo_ext.lab.evaluation.embed import Embedded
     from solo_ext.lab.training.own_images import Trained
     from solo_ext.pretrained.exported import Exported
 
-__all__ = ["__version__", "load_exported", "pretrain", "register"]
+__all__ = ["__version__", "embed", "load_exported", "pretrain", "register"]
 try:
     __version__ = version("solo-ext")
 except PackageNotFoundError:
     # solo_ext runs from a checkout on the path that was never installed.
     __version__ = "0.0"
+
+
+def embed(
+    model: str | Path,
+    images: str | Path | Sequence[str | Path] | None = None,
+    out: str | Path = "embeddings.parquet",
+    **settings: Any,
+) -> Embedded:
+    """Writes the features of images to a Parquet file, one row per image.
+
+    ``settings`` are those of ``solo-ext embed``, such as ``batch_size=64``; see
+    :func:`solo_ext.lab.evaluation.embed.embed`.
+    """
+    from solo_ext.lab.evaluation.embed import embed as write
+
+    return write(model, images, out, settings)
 
 
 def load_exported(path: str | Path) -> Exported:

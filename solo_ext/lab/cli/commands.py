@@ -20,6 +20,8 @@ from rich.text import Text
 from solo_ext.core.errors import UserError, show_messages
 from solo_ext.core.registry import Entry
 
+_MOST_NAMES = 10
+"""Most unreadable images that are named on the terminal."""
 _NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID")
 
 
@@ -261,6 +263,47 @@ def _keep_record(args: argparse.Namespace, title: str, record: dict[str, Any]) -
     return record
 
 
+def _embed(args: argparse.Namespace) -> Any:
+    from omegaconf import OmegaConf
+
+    from solo_ext.config.compose import apply_overrides, parse
+    from solo_ext.lab.evaluation.embed import embed, open_in_atlas, refuse_without_atlas
+
+    if args.atlas:
+        refuse_without_atlas()
+    images, overrides = _images_and_overrides(args.overrides)
+    settings = OmegaConf.create({})
+    apply_overrides(settings, parse(overrides))
+    plain: Any = OmegaConf.to_container(settings)
+    show_messages()
+    with _progress_bars() as progress:
+        done = embed(args.run, images, args.out, plain, progress)
+    shown = done.unreadable[:_MOST_NAMES]
+    for name in shown:
+        say(args, f"left out  {name}")
+    if len(done.unreadable) > len(shown):
+        say(args, f"left out  {len(done.unreadable) - len(shown)} more, which --json names")
+    of = f", {', '.join(done.clusters)} clusters" if done.clusters else ""
+    say(args, f"written   {done.out}: {done.images} images, {done.features_dim} features{of}")
+    say(args, f"read      pandas.read_parquet({str(done.out)!r})")
+    if args.atlas:
+        open_in_atlas(done.out)
+    return vars(done)
+
+
+def _images_and_overrides(words: list[str]) -> tuple[list[str], list[str]]:
+    """Splits words into paths and overrides: a key has no slash, and a path may have ``=``."""
+    images, overrides = [], []
+    for word in words:
+        key, sign, _ = word.partition("=")
+        path = os.path.expanduser(word)
+        if sign and "/" not in key and not os.path.exists(path):
+            overrides.append(word)
+        else:
+            images.append(path)
+    return images, overrides
+
+
 def _export(args: argparse.Namespace) -> Any:
     from solo_ext.pretrained.export import export
 
@@ -321,6 +364,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "losses": _losses,
     "doctor": _doctor,
     "pretrain": _pretrain,
+    "embed": _embed,
     "eval": _eval,
     "export": _export,
 }

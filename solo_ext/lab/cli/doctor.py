@@ -26,6 +26,8 @@ _EXTRAS = {
     "streaming": ("pyarrow", "data.format: streaming or webdataset from S3 or GCS"),
     "metric": ("pytorch_metric_learning", "losses pml/<Class>"),
     "viz": ("umap", "eval map methods=[umap]"),
+    "embed": ("pyarrow", "solo-ext embed"),
+    "atlas": ("embedding_atlas", "solo-ext embed --atlas"),
     "benchmark": ("submitit", "benchmark run --launcher slurm"),
     "ray": ("ray", "benchmark run --launcher ray"),
     "tensorboard": ("tensorboard", "loggers: [tensorboard]"),

@@ -131,6 +131,27 @@ def build_parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("overrides", nargs="*", metavar="key=value")
 
+    embed = command(commands, "embed", "write features and clusters of images to a Parquet file")
+    embed.add_argument(
+        "run",
+        metavar="RUN_DIR",
+        type=_path,
+        help="a run directory, a checkpoint, timm/<model> or pixels",
+    )
+    # argparse cannot tell where one list of words ends and the next begins.
+    embed.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="IMAGES key=value",
+        help="folders of any depth, images, or lists of images; the run's own if left out",
+    )
+    embed.add_argument(
+        "--out", type=_path, required=True, metavar="FILE", help="the file, FILE.parquet"
+    )
+    embed.add_argument(
+        "--atlas", action="store_true", help="open the file in Embedding Atlas, in the browser"
+    )
+
     benchmark = commands.add_parser("benchmark", help="compare methods over data sets and seeds")
     actions = benchmark.add_subparsers(dest="action", metavar="COMMAND", required=True)
     for name, text in (

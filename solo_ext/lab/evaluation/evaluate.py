@@ -14,6 +14,7 @@ from solo_ext.config.check import validated
 from solo_ext.config.schema import Free
 from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.core.types import FolderName
+from solo_ext.lab.evaluation.clusters import Clusters
 from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
 from solo_ext.lab.evaluation.label_free import Views
 from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot
@@ -36,6 +37,7 @@ _ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
     "map": FeatureMap,
     "neighbors": Neighbors,
     "views": Views,
+    "clusters": Clusters,
 }
 """Protocols that can measure each data set, in the order of the report."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-]$")]

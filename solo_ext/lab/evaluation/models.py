@@ -85,6 +85,7 @@ class Model:
         digest: digest of the weights.
         epoch: epochs trained, ``None`` if unknown.
         folder: where records and features are written.
+        method: the method in training; ``None`` for a model that was loaded.
 
     >>> model = open_model(PIXELS, EvalRun(data={"train_path": "train", "val_path": "val"}))
     >>> model.features_dim, model.digest, str(model.folder)
@@ -99,6 +100,7 @@ class Model:
     digest: str
     epoch: int | None
     folder: Path
+    method: nn.Module | None = None
 
 
 def open_model(name: str, settings: EvalRun) -> Model:

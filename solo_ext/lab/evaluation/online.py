@@ -117,7 +117,7 @@ class OnlineEvaluation(Callback):
         device, out = str(pl_module.device), self.out / f"epoch-{epoch}"
         settings = EvalRun(features_dir=str(out / "features"))
         digest = state_digest(backbone.state_dict())
-        model = Model("online", backbone, width, self.run, "online", digest, epoch, out)
+        model = Model("online", backbone, width, self.run, "online", digest, epoch, out, pl_module)
         cfg = evaluation_config(self.run, settings)
         train, test, unlabelled, drawn = self.images
         context = EvalContext(model, settings, cfg, train, test, device, out)

@@ -41,6 +41,17 @@ def run(
     return train(config, tmp_path_factory.mktemp("runs") / "run").run_dir
 
 
+@pytest.fixture(scope="session")
+def pcl(
+    make_config: Callable[..., dict[str, Any]], val: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """PCL with 3 and 6 clusters of 48 images of three classes."""
+    # Until batch norm knows the images, all of them move to one cluster between two E-steps.
+    data, optimizer = {"val_path": str(val)}, {"lr": 0.03}
+    config = make_config("pcl", data=data, max_epochs=10, optimizer=optimizer)
+    return train(config, tmp_path_factory.mktemp("pcl") / "run").run_dir
+
+
 def refusal(model: Path | str, protocol: str, settings: dict[str, Any]) -> str:
     """The line that says why a protocol does not take these settings."""
     with pytest.raises(ConfigError) as caught:
