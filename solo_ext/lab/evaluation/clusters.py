@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor, nn
 
 from solo_ext.config.schema import Seed
@@ -260,6 +259,8 @@ def cluster_agreement(first: NDArray[Any], second: NDArray[Any]) -> float:
     Source:
         Vinh, Epps and Bailey, JMLR 2010.
     """
+    from sklearn.metrics import adjusted_mutual_info_score
+
     return 100.0 * float(adjusted_mutual_info_score(first, second))
 
 

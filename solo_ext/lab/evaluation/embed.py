@@ -173,7 +173,8 @@ def embed(
         found = SkipUnreadable(found)
     clusters = clusters_of(model) if given.clusters else None
     columns = _Columns(found, model.features_dim, clusters)
-    writer = PartsWriter(out, *_identity(model, cfg, found, clusters), columns.table, len(found))
+    identity = _identity(model, cfg, found, clusters)
+    writer = PartsWriter(out, *identity, columns.table, len(found), columns.width)
     start, held = len(found), writer.finished()
     if held is None:
         with writer:
@@ -308,10 +309,6 @@ def _batches(network: nn.Module, loader: Any, device: str) -> Iterator[tuple[Int
     place = 0
     with contextlib.closing(feature_batches(network, loader, device=device)) as stream:
         for rows, _ in stream:
-            try:
-                refuse_non_finite(rows)
-            except ValueError as error:
-                raise UserError(first_line(error)) from None
             # The loader says which images it has left out so far.
             skipped = loader.skipped[bisect_left(loader.skipped, place) :]
             indices = np.arange(place, place + len(rows) + len(skipped))
@@ -321,13 +318,14 @@ def _batches(network: nn.Module, loader: Any, device: str) -> Iterator[tuple[Int
 
 
 class _Columns:
-    """Makes tables; ``names`` are those of the granularities."""
+    """Makes tables of rows of ``width`` values; ``names`` are those of the granularities."""
 
     def __init__(self, images: Images, dim: int, clusters: ClusterNetwork | None) -> None:
         self.images, self.dim = images, dim
         self.targets = np.asarray(targets_of(images), np.int64)
         self.classes = getattr(unwrap_dataset(images, ())[0], "classes", None) or []
         self.names = [] if clusters is None else clusters.names
+        self.width = dim + 2 * len(self.names)
         self.concentration = (
             [] if clusters is None else [phi.numpy() for phi in clusters.concentration]
         )
@@ -335,6 +333,11 @@ class _Columns:
     def table(self, indices: Integers, values: Values) -> pa.Table:
         import pyarrow as pa
 
+        try:
+            # Once for many rows: a look at each batch would cost as much as a small network.
+            refuse_non_finite(torch.from_numpy(values))
+        except ValueError as error:
+            raise UserError(first_line(error)) from None
         places, dim, count = indices.tolist(), self.dim, len(self.names)
         flat = pa.array(np.ascontiguousarray(values[:, :dim]).ravel())
         columns = {

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS = 8192
-"""Rows of a row group."""
+"""Most rows of a row group."""
+BYTES = 8 << 20
+"""Most bytes of a row group's values: some ten copies of them are held at a time."""
 SECONDS = 30.0
 """Time after which rows are written though they fill no row group: a kill loses no more."""
 METADATA = b"solo_ext"
@@ -48,9 +50,10 @@ class Span(NamedTuple):
 class PartsWriter:
     """Writes one row per sample; a call that was killed is continued by the next one.
 
-    Rows first go to files of up to 8,192 rows in ``<out>.parts/<key>``, each of which is written
-    whole or not at all. ``close`` joins them: memory holds two row groups, whatever their number.
-    A writer of another ``key`` does not see these parts.
+    Rows first go to small files in ``<out>.parts/<key>``, each of which is written whole or not at
+    all. ``close`` joins them to row groups of equal size, of up to 8,192 rows and 8 MB; memory
+    holds a few row groups, whatever their number. A writer of another ``key`` does not see these
+    parts.
 
     Args:
         out: the file.
@@ -58,24 +61,32 @@ class PartsWriter:
         metadata: JSON values, which the file holds beside ``key``.
         table: makes a table; its index column is named ``index``.
         count: number of samples; those without a row are ``missing``.
+        width: W, the number of values of a row.
 
     >>> import tempfile
     >>> import pyarrow as pa
     >>> def table(indices, values):
     ...     return pa.table({"index": indices, "x": values[:, 0]})
     >>> out = Path(tempfile.mkdtemp()) / "x.parquet"
-    >>> with PartsWriter(out, "some key", {}, table, count=3) as writer:
+    >>> with PartsWriter(out, "some key", {}, table, count=3, width=1) as writer:
     ...     writer.add(np.array([0, 2]), np.ones((2, 1), np.float32))
     ...     writer.close()
     Span(rows=2, missing=[1])
-    >>> PartsWriter(out, "some key", {}, table, count=3).finished()
+    >>> PartsWriter(out, "some key", {}, table, count=3, width=1).finished()
     Span(rows=2, missing=[1])
     """
 
     def __init__(
-        self, out: Path, key: str, metadata: Mapping[str, Any], table: MakeTable, count: int
+        self,
+        out: Path,
+        key: str,
+        metadata: Mapping[str, Any],
+        table: MakeTable,
+        count: int,
+        width: int,
     ) -> None:
         self.out, self.key, self.count = out, key, count
+        self._rows = max(1, min(ROWS, BYTES // (4 * width)))
         self.metadata = {**metadata, "key": key, "samples": count}
         self.folder = out.with_name(f"{out.name}.parts")
         self._parts, self._table = self.folder / key, table
@@ -120,7 +131,7 @@ class PartsWriter:
         self._waiting.append((indices, values))
         self._held += len(indices)
         self._place = int(indices[-1]) + 1
-        if self._held >= ROWS or time.monotonic() - self._since > SECONDS:
+        if self._held >= self._rows or time.monotonic() - self._since > SECONDS:
             self._flush(self._place)
 
     def close(self) -> Span:
@@ -141,9 +152,8 @@ class PartsWriter:
     def _flush(self, stop: int) -> None:
         """Hands the waiting rows to the thread, as the part up to the sample ``stop``."""
         self._wait()
-        width = self._waiting[0][1].shape[1] if self._waiting else 0
-        rows = self._waiting or [(np.empty(0, np.int64), np.empty((0, width), np.float32))]
-        start, self._stop, self._waiting, self._held = self._stop, stop, [], 0
+        start, rows = self._stop, self._waiting
+        self._stop, self._waiting, self._held = stop, [], 0
         self._writing = self._thread.submit(self._write, start, stop, rows)
         self._since = time.monotonic()
 
@@ -155,14 +165,14 @@ class PartsWriter:
     def _write(self, start: int, stop: int, rows: list[tuple[Integers, Values]]) -> None:
         import pyarrow.parquet as pq
 
-        indices, values = (np.concatenate(column) for column in zip(*rows, strict=True))
-        # Of no rows, not even the number of values is known: such a part has no column.
-        table = self._table(indices, values) if len(indices) else None
         file = self._parts / f"{start:012d}-{stop:012d}.parquet"
-        if table is None:
+        if not rows:
+            # The last images cannot be read.
             atomic_write(file, Path.touch)
-        else:
-            atomic_write(file, lambda path: pq.write_table(table, path, **_OPTIONS))
+            return
+        indices, values = (np.concatenate(column) for column in zip(*rows, strict=True))
+        table = self._table(indices, values)
+        atomic_write(file, lambda path: pq.write_table(table, path, **_OPTIONS))
 
     def _chain(self) -> Iterator[tuple[Path, int]]:
         """The parts from the first sample on, each beginning where the one before it ends."""
@@ -208,14 +218,14 @@ class PartsWriter:
                     schema = table.schema.with_metadata(about)
                     writer = pq.ParquetWriter(scratch, schema, **_OPTIONS)
                 waiting, held = [*waiting, table], held + len(table)
-                while held >= ROWS:
+                while held >= self._rows:
                     joined = pa.concat_tables(waiting)
-                    writer.write_table(joined.slice(0, ROWS), row_group_size=ROWS)
-                    waiting, held = [joined.slice(ROWS)], held - ROWS
+                    writer.write_table(joined.slice(0, self._rows), self._rows)
+                    waiting, held = [joined.slice(self._rows)], held - self._rows
             if writer is None:
                 raise UserError(f"none of {self.count} images could be read")
             if held:
-                writer.write_table(pa.concat_tables(waiting), row_group_size=ROWS)
+                writer.write_table(pa.concat_tables(waiting), self._rows)
         finally:
             if writer is not None:
                 writer.close()
