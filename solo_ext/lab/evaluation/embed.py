@@ -54,7 +54,12 @@ INSTALL = "pip install 'solo-ext[embed]'"
 
 
 class EmbedData(Section):
-    """``data`` of an embedding.
+    """``data``: how the images are read.
+
+    Attributes:
+        format: how image files are read; null: as in pretraining.
+        unreadable: whether an unreadable image ends the command, or is left out; null: as in
+            pretraining.
 
     >>> EmbedData(unreadable="skip").format is None
     True
@@ -67,8 +72,15 @@ class EmbedData(Section):
 class EmbedRun(Section):
     """Settings of ``solo-ext embed``; by default as in pretraining.
 
-    ``clusters``: whether those of a run are written too; of PCL this takes a second network.
-    ``pretrained``, ``model_seed`` and ``model_kwargs`` are for models of timm.
+    Attributes:
+        crop_size: side of the view in pixels; null: as in pretraining.
+        batch_size: images of a batch; null: as in pretraining.
+        num_workers: processes that read images; null: as in pretraining.
+        device: ``auto`` is a GPU if there is one, else ``cpu``.
+        clusters: whether a run's clusters are written too.
+        pretrained: for models of timm: whether they get their weights, or drawn ones.
+        model_seed: seed of drawn weights.
+        model_kwargs: arguments of timm's model.
 
     >>> EmbedRun(batch_size=64).clusters
     True
@@ -401,7 +413,7 @@ def _part_of(path: Path) -> ImageFiles:
         for name in _names_below(path, ""):
             first, _, rest = name.partition(os.sep)
             deepest, direct = max(deepest, rest.count(os.sep)), direct or not rest
-            yield str(path / name), classes.setdefault(first, len(classes)) if rest else -1
+            yield os.path.join(path, name), classes.setdefault(first, len(classes)) if rest else -1
 
     listing = Listing.of(samples(), [])
     if not len(listing):
@@ -419,12 +431,12 @@ def _names_below(root: Path, folder: str, above: frozenset[str] = frozenset()) -
     if real in above:
         # A link to a folder that it lies in.
         return
-    entries = sorted(e for e in os.listdir(root / folder) if not e.startswith("."))
-    inside = [e for e in entries if (root / folder / e).is_dir()]
-    for entry in entries:
-        if entry.lower().endswith(IMG_EXTENSIONS) and entry not in inside:
+    with os.scandir(root / folder) as found:
+        entries = sorted((e.name, e.is_dir()) for e in found if not e.name.startswith("."))
+    for entry, inside in entries:
+        if entry.lower().endswith(IMG_EXTENSIONS) and not inside:
             yield os.path.join(folder, entry)
-    for entry in inside:
+    for entry in (entry for entry, inside in entries if inside):
         yield from _names_below(root, os.path.join(folder, entry), above | {real})
 
 

@@ -172,7 +172,8 @@ class PartsWriter:
             return
         indices, values = (np.concatenate(column) for column in zip(*rows, strict=True))
         table = self._table(indices, values)
-        atomic_write(file, lambda path: pq.write_table(table, path, **_OPTIONS))
+        options = {**_OPTIONS, "compression": "none"}
+        atomic_write(file, lambda path: pq.write_table(table, path, **options))
 
     def _chain(self) -> Iterator[tuple[Path, int]]:
         """The parts from the first sample on, each beginning where the one before it ends."""

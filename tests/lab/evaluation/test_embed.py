@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -357,6 +358,28 @@ def test_read_by_pandas_and_duckdb(pcl: Path, images: Path, tmp_path: Path) -> N
     rows = found.fetchall()
     assert np.array_equal(np.array([row[1] for row in rows], np.float32), expected)
     assert [row[0] for row in rows] == frame["label"].tolist()
+
+
+def guide() -> str:
+    return (Path(__file__).parents[3] / "docs/guides/embed.md").read_text()
+
+
+def test_snippets_of_the_guide(pcl: Path, images: Path, tmp_path: Path) -> None:
+    done = embed(pcl, images, tmp_path / "a.parquet", PLAIN)
+    names: dict[str, Any] = {}
+    for text in re.findall(r"```python\n(.*?)```", guide(), re.DOTALL):
+        exec(text, names)
+    near = names["nearest"](str(done.out), 7, 3)
+    assert near["path"].iloc[0] == table(done)["path"][7].as_py()
+    assert near["cosine"].is_monotonic_decreasing
+    assert names["made_by"](str(done.out))["method"] == "pcl"
+    duckdb = pytest.importorskip("duckdb")
+    (query,) = re.findall(r"```sql\n(.*?);\n```", guide(), re.DOTALL)
+    query = query.replace("embeddings.parquet", str(done.out)).replace("_100", "_6")
+    found = duckdb.sql(query).fetchall()
+    assert 1 < len(found) <= 5
+    assert sum(row[1] for row in found) <= 48
+    assert duckdb.sql(f"select embedding::FLOAT[{done.features_dim}] from '{done.out}'").fetchall()
 
 
 @pytest.mark.parametrize(
