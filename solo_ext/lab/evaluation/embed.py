@@ -234,7 +234,8 @@ def open_in_atlas(file: Path) -> None:
     words = [str(file), "--vector", "embedding", "--text", "path"]
     # Atlas ends with the same Ctrl-C, which the terminal sends to both.
     with contextlib.suppress(KeyboardInterrupt):
-        subprocess.run([sys.executable, "-m", "embedding_atlas.cli", *words], check=False)
+        # Standard output is for the command's own document.
+        subprocess.run([sys.executable, "-m", "embedding_atlas.cli", *words], check=False, stdout=2)
 
 
 def _writable(out: Path) -> Path:
