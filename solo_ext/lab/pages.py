@@ -1,23 +1,29 @@
-"""Renders reports (sections of paragraphs, tables and figures) as one HTML file or as Markdown.
+"""Renders reports (sections of texts, tables, pictures and charts) as one HTML file or as Markdown.
 
-The HTML file loads no other file and runs no script. Its template is ``page.html.jinja`` beside
-this file; jinja2 escapes every text.
+The HTML file loads no other file. Only a page with charts has scripts: Vega-Lite and the few lines
+of ``page.js``; by its Content-Security-Policy it runs no other script, whatever its texts say. The
+template is ``page.html.jinja`` beside this file; jinja2 escapes every text.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib as mpl
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure as Drawing
+
+from solo_ext.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,94 @@ class Figures:
     figures: Sequence[Figure]
 
 
-Block = Paragraph | Bullets | Table | Figures
+@dataclass(frozen=True)
+class Card:
+    """A headline number: what it is, its value, and a remark below it.
+
+    >>> Card("Images", "60,000", "32 x 32 pixels").value
+    '60,000'
+    """
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Headline numbers side by side. Markdown leaves them out, as tables repeat them.
+
+    >>> "87.5" in render_page("Results", [Section("", [Cards([Card("top-1", "87.5")])])])
+    True
+    """
+
+    items: Sequence[Card]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A small picture, JPEG, PNG or WebP, its name and a remark; without bytes only the texts.
+
+    >>> Picture("cat/1.png").image
+    b''
+    """
+
+    name: str
+    image: bytes = b""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures in a row that wraps, below a caption; ``lead`` counts the first ones, set apart.
+
+    >>> page = render_page("Dups", [Section("", [Gallery([Picture("a.png", b"x", "0.99")])])])
+    >>> "a.png" in page, "0.99" in page
+    (True, True)
+    """
+
+    pictures: Sequence[Picture]
+    caption: str = ""
+    lead: int = 0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart that reacts to the pointer: a Vega-Lite specification, with its data, and a caption.
+
+    >>> Chart({"mark": "line"}, "Loss by step").caption
+    'Loss by step'
+    """
+
+    spec: Mapping[str, Any]
+    caption: str
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Charts side by side if the page is wide enough.
+
+    >>> len(Charts([Chart({"mark": "line"}, "Loss")]).charts)
+    1
+    """
+
+    charts: Sequence[Chart]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A table that is shown when its title is clicked, and in print.
+
+    >>> fold = Fold("Settings", Table([], [["method", "pcl"]]))
+    >>> "<summary>Settings</summary>" in render_page("Run", [Section("", [fold])])
+    True
+    """
+
+    title: str
+    table: Table
+
+
+Block = Paragraph | Bullets | Table | Figures | Cards | Gallery | Charts | Fold
 
 
 @dataclass(frozen=True)
@@ -100,16 +193,54 @@ class Section:
     level: Literal[2, 3] = 2
 
 
-def render_page(title: str, sections: Sequence[Section]) -> str:
+def render_page(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
     """The HTML of a report: its title, and the sections in order.
+
+    Raises:
+        UserError: the page has charts, and what draws them is not installed.
 
     >>> "kNN &amp; co" in render_page("Results", [Section("kNN & co")])
     True
     """
+    parts: list[list[tuple[int, Section]]] = []
+    for place, section in enumerate(sections):
+        # A section of level 3 stands on the card of the one before it.
+        if section.level == 2 or not parts:
+            parts.append([])
+        parts[-1].append((place, section))
     links = [(i, s.title) for i, s in enumerate(sections) if s.level == 2 and s.title]
+    charts = [c for s in sections for b in s.blocks if isinstance(b, Charts) for c in b.charts]
     return _TEMPLATES.get_template("page.html.jinja").render(
-        title=title, sections=sections, links=links if len(links) > 1 else []
+        title=title,
+        subtitle=subtitle,
+        parts=parts,
+        links=links if len(links) > 1 else [],
+        scripts=_chart_scripts(str(charts[0].spec.get("$schema", ""))) if charts else [],
     )
+
+
+@cache
+def _chart_scripts(schema: str) -> list[tuple[Markup, str]]:
+    """The scripts that draw charts of one version of Vega-Lite, and their hashes for the policy."""
+    try:
+        import vl_convert
+    except ModuleNotFoundError:
+        raise UserError(
+            "vl-convert-python, which draws the charts of a page, is not installed; "
+            "pip install 'solo-ext[report]'"
+        ) from None
+    found = re.search(r"/v(\d+\.\d+)", schema)
+    wanted = found[1] if found else None
+    held = vl_convert.get_vegalite_versions()
+    library = vl_convert.javascript_bundle(vl_version=wanted if wanted in held else None)
+    own = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+    scripts = []
+    for text in (library, own):
+        # The browser hashes what it has parsed: lines end with a line feed.
+        text = text.replace("\r\n", "\n").replace("</script", "<\\/script")
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        scripts.append((Markup(text), f"sha256-{digest}"))
+    return scripts
 
 
 def render_markdown(title: str, sections: Sequence[Section]) -> str:
@@ -134,7 +265,9 @@ def _markdown(block: Block) -> str:
             return "\n".join(f"- {_as_paragraph(item)}" for item in items)
         case Table():
             return markdown_table(block)
-    # Only the HTML page has figures.
+        case Fold(title, table):
+            return f"{escaped(title)}\n\n{markdown_table(table)}"
+    # Only the HTML page has figures, pictures, charts and cards.
     return ""
 
 
@@ -191,6 +324,16 @@ def png_of(figure: Drawing) -> bytes:
     return written.getvalue()
 
 
+def data_url(image: bytes) -> str:
+    """The address that holds a JPEG, WebP or PNG itself.
+
+    >>> data_url(b"\\xff\\xd8\\xff")
+    'data:image/jpeg;base64,/9j/'
+    """
+    kind = {b"\xff\xd8": "jpeg", b"RI": "webp"}.get(image[:2], "png")
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+
+
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -200,5 +343,7 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters |= {
     "kind": lambda block: type(block).__name__,
-    "png_url": lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
+    "data_url": data_url,
 }
+# A number that JSON lacks would leave the chart out of the page.
+_TEMPLATES.policies["json.dumps_kwargs"] = {"allow_nan": False}

@@ -87,7 +87,7 @@ class FeatureMap(Protocol):
         count, report = min(_NEIGHBOURS, max(1, (len(x) - 1) // 2)), context.report("maps")
         rows: list[Row] = []
         for done, method in enumerate(dict.fromkeys(self.methods), start=1):
-            points, axes = self._points(x, method)
+            points, axes = self.points(x, method)
             title = f"{_TITLES[method]} of {context.title}, {about}"
             picture = f"map_{method}.png"
             _save_picture(_draw_map(points, targets, names, title, axes), context.out / picture)
@@ -102,7 +102,7 @@ class FeatureMap(Protocol):
         """Trustworthiness of each method."""
         return {f"trustworthiness_{r['method']}": float(r["trustworthiness"]) for r in rows}
 
-    def _points(
+    def points(
         self, x: npt.NDArray[np.float64], method: Method
     ) -> tuple[npt.NDArray[np.float64], tuple[str, str]]:
         """Maps L2-normalised features (n, D) to (n, 2); also returns names of the axes, if any.
@@ -218,7 +218,7 @@ class Neighbors(Protocol):
         others = len(bank) - (drawn is not None)
         if others < self.k:
             raise ConfigError("k", self.k, f"there are {others} training images", "take fewer")
-        places, similarities = _nearest(
+        places, similarities = nearest_rows(
             x.to(context.device), bank.to(context.device), self.k, drawn
         )
         if context.labelled:
@@ -257,12 +257,16 @@ class Neighbors(Protocol):
 
 
 @torch.no_grad()
-def _nearest(
+def nearest_rows(
     queries: Tensor, bank: Tensor, k: int, own: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Indices (n, k) of the rows with the largest cosines to each query, and the cosines.
 
     ``own`` (n,) are the rows that the queries are themselves, which are no neighbours of theirs.
+
+    >>> rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+    >>> nearest_rows(rows, rows, 1, own=torch.arange(3))[0].flatten().tolist()
+    [1, 0, 1]
     """
     scale, size, found = inverse_norms(bank), max(1, _BLOCK // len(bank)), []
     for start in range(0, len(queries), size):

@@ -28,12 +28,22 @@ from solo_ext.lab.evaluation.evaluate import PROTOCOLS
 from solo_ext.lab.evaluation.features import VERSION
 from solo_ext.lab.evaluation.models import EvalRun
 from solo_ext.lab.evaluation.protocol import FeatureProtocol, Protocol, Row, files_of, measure
-from solo_ext.lab.pages import Block, Figure, Figures, Paragraph, Section, Table, render_page
+from solo_ext.lab.pages import (
+    Block,
+    Card,
+    Cards,
+    Figure,
+    Figures,
+    Paragraph,
+    Section,
+    Table,
+    render_page,
+)
 
 RECORD, PAGE, PICTURES = "eval_suite.json", "eval_suite.html", "eval_suite"
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn")
 _NAMES = {
-    **{"acc1": "top-1", "acc5": "top-5", "map": "mAP", "nmi": "NMI", "ari": "ARI"},
+    **{"acc1": "top-1", "acc5": "top-5", "map": "mAP", "nmi": "NMI", "ari": "ARI", "knn": "kNN"},
     "ci95": "± (95 %)",
 }
 """Names of numbers in headings."""
@@ -288,7 +298,7 @@ def _render_suite(record: Mapping[str, Any], folder: Path) -> str:
         f"Evaluation of {record['method'] or record['run']}",
         [
             Section("", [_facts(about), *notes]),
-            Section("Summary", [Paragraph(remark, "soft"), summary]),
+            Section("Summary", [headline_cards(entries), Paragraph(remark, "soft"), summary]),
             *(Section(e["title"], [*_blocks(e, folder)]) for e in entries),
             Section("What ran where", [_facts(record["environment"])]),
         ],
@@ -307,6 +317,16 @@ def left_out_line(left_out: Sequence[Mapping[str, str]]) -> str:
     return "Left out: " + "; ".join(f"{', '.join(p)} ({r})" for r, p in by_reason.items())
 
 
+def headline_cards(entries: Sequence[Mapping[str, Any]]) -> Cards:
+    """The first number of each protocol in the entries of a suite's record.
+
+    >>> headline_cards([{"title": "kNN", "headline": {"acc1": 87.5, "acc1_200": 85.0}}]).items
+    [Card(label='kNN', value='87.50', note='top-1')]
+    """
+    firsts = [(e, *next(iter(e["headline"].items()))) for e in entries if e["headline"]]
+    return Cards([Card(e["title"], _cell(float(value)), words(key)) for e, key, value in firsts])
+
+
 def _facts(facts: Mapping[str, Any]) -> Table:
     return Table([], [[str(k), str(v)] for k, v in facts.items()])
 
@@ -315,7 +335,7 @@ def _result(entry: Mapping[str, Any]) -> str:
     if entry["status"] != "done":
         return f"failed: {entry['error']}"
     numbers = entry["headline"].items()
-    return ", ".join(f"{_words(k)} {_cell(float(v))}" for k, v in numbers)
+    return ", ".join(f"{words(k)} {_cell(float(v))}" for k, v in numbers)
 
 
 def _blocks(entry: Mapping[str, Any], folder: Path) -> Iterator[Block]:
@@ -327,7 +347,7 @@ def _blocks(entry: Mapping[str, Any], folder: Path) -> Iterator[Block]:
     if keys:
         numeric = {i for i, k in enumerate(keys) if any(_is_number(row.get(k)) for row in rows)}
         cells = [[_cell(row.get(k)) for k in keys] for row in rows]
-        yield Table([_words(k) for k in keys], cells, numeric=frozenset(numeric))
+        yield Table([words(k) for k in keys], cells, numeric=frozenset(numeric))
     figures = [_figure(row, folder) for row in rows if row.get("picture")]
     if figures:
         yield Figures(figures)
@@ -338,13 +358,18 @@ def _blocks(entry: Mapping[str, Any], folder: Path) -> Iterator[Block]:
 def _figure(row: Mapping[str, Any], folder: Path) -> Figure:
     """The picture of a row, if it is a PNG file in ``folder`` itself and no link, and a caption."""
     name = str(row["picture"])
-    file, said = folder / name, [f"{_words(k)} {_cell(row[k])}" for k in row if k not in _FILES]
+    file, said = folder / name, [f"{words(k)} {_cell(row[k])}" for k in row if k not in _FILES]
     own = Path(name).name == name and file.suffix.lower() == ".png" and not file.is_symlink()
     png = file.read_bytes() if own and file.is_file() else b""
     return Figure(", ".join(said) + ("" if png else f" (no picture {name})"), png=png)
 
 
-def _words(key: str) -> str:
+def words(key: str) -> str:
+    """The name of a number, for readers.
+
+    >>> words("recall_5"), words("knn_acc1")
+    ('recall 5', 'kNN top-1')
+    """
     return " ".join(_NAMES.get(word, word) for word in key.split("_"))
 
 

@@ -19,6 +19,8 @@ from solo_ext.lab.experiments.verdicts import Verdict, verdicts
 from solo_ext.lab.pages import (
     Block,
     Bullets,
+    Card,
+    Cards,
     Figure,
     Figures,
     Paragraph,
@@ -163,7 +165,7 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
     held = [r for row in results.rows(place) for r in results.runs(place, row).values()]
     trained = {f"{r['epochs']:,} epochs of {r['images']:,} images" for r in held if r["epochs"]}
     about = [f"Trained: {', '.join(sorted(trained)) or 'nothing'}.", *_warnings(results, place)]
-    sections = [Section(results.title(place), [Bullets(about)])]
+    sections = [Section(results.title(place), [_best_cards(results, place), Bullets(about)])]
 
     def add(title: str, remark: str, *blocks: Block) -> None:
         sections.append(Section(title, [*blocks, Paragraph(remark, "soft")], level=3))
@@ -192,6 +194,16 @@ def _place_sections(results: Results, place: Place) -> list[Section]:
             Figures(curves),
         )
     return sections
+
+
+def _best_cards(results: Results, place: Place) -> Cards:
+    """The row with the highest mean in each measure, as the table's bold cells."""
+    cards = []
+    for measure in results.measures:
+        for row in list(results.best(place, measure))[:1]:
+            value = mean_and_deviation(results.mean(place, row, measure))
+            cards.append(Card(f"Best {measure}", value, results.label(row)))
+    return Cards(cards)
 
 
 def _warnings(results: Results, place: Place) -> list[str]:

@@ -23,7 +23,7 @@ from solo_ext.lab.evaluation.pictures import (
     FeatureMap,
     _draw_grid,
     _draw_map,
-    _nearest,
+    nearest_rows,
     _seeded_sample,
     _Shown,
 )
@@ -70,8 +70,8 @@ def test_umap(rows: Rows, tmp_path: Path) -> None:
 
 def test_pca_is_scikit_learns_and_repeatable(digits: Features) -> None:
     x = F.normalize(digits.test[0][:200].double(), dim=1).numpy()
-    points, axes = LAYOUT._points(x, "pca")
-    np.testing.assert_array_equal(points, LAYOUT._points(x, "pca")[0])
+    points, axes = LAYOUT.points(x, "pca")
+    np.testing.assert_array_equal(points, LAYOUT.points(x, "pca")[0])
     pca = PCA(2)
     expected = pca.fit_transform(x)
     assert [
@@ -84,9 +84,9 @@ def test_pca_is_scikit_learns_and_repeatable(digits: Features) -> None:
 
 def test_tsne_follows_the_seed_and_few_points(digits: Features) -> None:
     x = F.normalize(digits.test[0][:40].double(), dim=1).numpy()
-    first, _ = LAYOUT._points(x, "tsne")
-    np.testing.assert_array_equal(first, LAYOUT._points(x, "tsne")[0])
-    assert np.isfinite(LAYOUT._points(x[:5], "tsne")[0]).all()
+    first, _ = LAYOUT.points(x, "tsne")
+    np.testing.assert_array_equal(first, LAYOUT.points(x, "tsne")[0])
+    assert np.isfinite(LAYOUT.points(x[:5], "tsne")[0]).all()
 
 
 def test_legend_has_every_name() -> None:
@@ -134,7 +134,7 @@ def test_nearest_are_those_of_a_search_by_hand(
     # Several blocks of queries.
     x, bank = digits.test[0], digits.train[0]
     monkeypatch.setattr(pictures, "_BLOCK", 50 * len(bank))
-    found, similarity = _nearest(x, bank, 5)
+    found, similarity = nearest_rows(x, bank, 5)
     search = NearestNeighbors(n_neighbors=5, metric="cosine", algorithm="brute")
     distance, expected = search.fit(bank.numpy()).kneighbors(x.numpy())
     np.testing.assert_allclose(similarity.numpy(), 1 - distance, atol=1e-5)
