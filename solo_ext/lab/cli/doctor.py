@@ -28,6 +28,7 @@ _EXTRAS = {
     "viz": ("umap", "eval map methods=[umap]"),
     "embed": ("pyarrow", "solo-ext embed"),
     "atlas": ("embedding_atlas", "solo-ext embed --atlas"),
+    "report": ("altair", "the page of a run"),
     "benchmark": ("submitit", "benchmark run --launcher slurm"),
     "ray": ("ray", "benchmark run --launcher ray"),
     "tensorboard": ("tensorboard", "loggers: [tensorboard]"),

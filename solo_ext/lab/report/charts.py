@@ -35,7 +35,12 @@ _CONFIG: dict[str, Any] = {
     "background": None,
     "font": _FONT,
     "view": {"stroke": None},
-    "axis": {"gridOpacity": 1, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"},
+    "axis": {
+        "gridOpacity": 1,
+        "labelFontSize": 11,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+    },
     "legend": {"labelFontSize": 12, "titleFontSize": 12, "symbolLimit": _LEGEND, "labelLimit": 140},
     "range": {"category": _COLOURS},
 }

@@ -118,9 +118,9 @@ class Galleries:
         share = sum(count for _, count in home.values()) / len(self.embedded)
         blocks: list[Block] = [
             Paragraph(
-                f"{share:.0%} of the images lie in the one of {coarse:,} clusters that holds most of "
-                f"their cluster of {fine:,}. Each row shows the image nearest to the prototype of a "
-                "coarse cluster, then those of the fine clusters that lie mostly in it."
+                f"{share:.0%} of the images lie in the one of {coarse:,} clusters that holds most "
+                f"of their cluster of {fine:,}. Each row shows the image nearest to the prototype "
+                "of a coarse cluster, then those of the fine clusters that lie mostly in it."
             )
         ]
         largest = sorted(upper.sizes, key=lambda c: (-upper.sizes[c], c))[:_PARENTS]
@@ -150,9 +150,9 @@ class Galleries:
         places, cosines = neighbours(self.embedded.embeddings[rows], _NEIGHBOURS)
         galleries: list[Block] = []
         for query in np.sort(rng.permutation(len(rows))[:_QUERIES]).tolist():
-            shown = [rows[query], *rows[places[query]]]
+            row = [rows[query], *rows[places[query]]]
             notes = ["", *(f"{cosine:.3f}" for cosine in cosines[query])]
-            galleries.append(self._gallery(shown, notes, lead=1))
+            galleries.append(self._gallery(row, notes, lead=1))
         text = f"{about}Each row is an image, then those with the largest cosines to it."
         yield Section("Nearest neighbours", [Paragraph(text, "soft"), *galleries])
 
@@ -168,23 +168,22 @@ class Galleries:
             f"{about}{above:,} {pairs} a cosine above {DUPLICATE}, counted among the "
             f"{places.shape[1]} nearest neighbours of each image; the most alike are shown."
         )
-        blocks = [Paragraph(text, "soft"), self._gallery(pictures, notes)]
-        head = Table(["Image", "Its near duplicate", "Cosine"], table, frozenset({2}))
-        yield Section("Near duplicates", [*blocks, head])
+        listed = Table(["Image", "Its near duplicate", "Cosine"], table, frozenset({2}))
+        gallery = self._gallery(pictures, notes)
+        yield Section("Near duplicates", [Paragraph(text, "soft"), gallery, listed])
 
         means = cosines.mean(1)
         lowest = np.argsort(means, kind="stable")[:_OUTLIERS]
         text = f"{about}Images with the lowest mean cosine to their {places.shape[1]} neighbours."
-        shown = rows[lowest].tolist()
+        outliers = rows[lowest].tolist()
         values = [f"{means[place]:.3f}" for place in lowest]
         listed = Table(
             ["Image", "Mean cosine"],
-            [[names[row], value] for value, row in zip(values, shown, strict=True)],
+            [[names[row], value] for value, row in zip(values, outliers, strict=True)],
             frozenset({1}),
         )
-        yield Section(
-            "Outliers", [Paragraph(text, "soft"), self._gallery(shown, values), listed]
-        )
+        gallery = self._gallery(outliers, values)
+        yield Section("Outliers", [Paragraph(text, "soft"), gallery, listed])
 
 
 def neighbours(x: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -111,8 +111,10 @@ def _subtitle(run_dir: Path, config: Mapping[str, Any]) -> str:
 
 
 def _curves(lines: Sequence[Mapping[str, float]]) -> dict[str, Curve]:
-    """All logged numbers as points (epochs done, value); values of an epoch instead of its steps."""
-    epochs = [(line["step"] + 1, line["epoch"] + 1) for line in lines if {"step", "epoch"} <= line.keys()]
+    """All logged numbers as points (epochs done, value), of epochs rather than of steps."""
+    epochs = [
+        (line["step"] + 1, line["epoch"] + 1) for line in lines if {"step", "epoch"} <= line.keys()
+    ]
     steps, done = max(epochs, default=(1.0, 1.0))
     found: dict[str, list[tuple[float, float]]] = {}
     for line in lines:

@@ -23,9 +23,9 @@ from solo_ext.lab.evaluation.pictures import (
     FeatureMap,
     _draw_grid,
     _draw_map,
-    nearest_rows,
     _seeded_sample,
     _Shown,
+    nearest_rows,
 )
 from tests.lab.evaluation.conftest import shared
 
