@@ -134,7 +134,7 @@ def map_chart(
 
     >>> images = Embedded(list("abcd"), np.eye(4), open_image=lambda row: 1 / 0)
     >>> map_chart(images, Thumbnails(images), 1000, "pca").caption
-    'PCA of 4 images; the two axes hold 67 % of the variance.'
+    'PCA of 4 images: component 1 (33% of variance), component 2 (33%)'
     """
     alt, n = library(), len(embedded)
     rng = np.random.default_rng(seed)
@@ -195,11 +195,10 @@ def map_chart(
         .add_params(hover, view)
         .properties(width="container", height=520)
     )
-    share = [float(a.split("(")[1].split("%")[0]) for a in axes if "(" in a]
-    kept = f"; the two axes hold {sum(share):.0f} % of the variance" if share else ""
+    named = ", ".join(filter(None, axes))
     of = f"{len(rows):,} of {n:,} images" if len(rows) < n else f"{n:,} images"
     title = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}[method]
-    return Chart(_spec(drawn), f"{title} of {of}{kept}.")
+    return Chart(_spec(drawn), f"{title} of {of}" + (f": {named}" if named else ""))
 
 
 def _in_unit_square(points: NDArray[Any]) -> NDArray[np.float64]:
