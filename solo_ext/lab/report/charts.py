@@ -148,13 +148,13 @@ def map_chart(
         warnings.simplefilter("ignore")
         points, axes = FeatureMap(methods=[method], seed=seed).points(x, method)
     points = _in_unit_square(points)
-    groups = _groups(embedded)
+    groups = _groups(embedded.take(rows))
     values = [
         {"x": round(float(a), 4), "y": round(float(b), 4), "title": embedded.names[row]}
         | ({"image": data_url(image)} if image else {})
-        | {f"c{i}": of[row] for i, of in enumerate(groups.values())}
-        for row, (a, b), image in zip(
-            rows.tolist(), points, thumbnails.encode(rows, side), strict=True
+        | {f"c{i}": of[place] for i, of in enumerate(groups.values())}
+        for place, (row, (a, b), image) in enumerate(
+            zip(rows.tolist(), points, thumbnails.encode(rows, side), strict=True)
         )
     ]
     names = list(groups)

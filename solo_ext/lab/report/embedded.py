@@ -34,6 +34,12 @@ class Clusters:
     concentration: NDArray[Any]
 
     @cached_property
+    def concentrations(self) -> dict[int, float]:
+        """The concentration of each cluster that has an image."""
+        found, first = np.unique(self.assignments, return_index=True)
+        return dict(zip(found.tolist(), self.concentration[first].tolist(), strict=True))
+
+    @cached_property
     def sizes(self) -> dict[int, int]:
         """How many images each cluster has, of those that have any."""
         found, counts = np.unique(self.assignments, return_counts=True)
@@ -85,6 +91,20 @@ class Embedded:
     def __len__(self) -> int:
         return len(self.paths)
 
+    def take(self, rows: NDArray[Any]) -> Embedded:
+        """The images of these rows alone."""
+        whole = self.open_image
+        return Embedded(
+            [self.paths[row] for row in rows],
+            self.embeddings[rows],
+            [self.labels[row] for row in rows] if self.labels else (),
+            {
+                k: Clusters(c.assignments[rows], c.distances[rows], c.concentration[rows])
+                for k, c in self.clusters.items()
+            },
+            None if whole is None else lambda row: whole(int(rows[row])),
+        )
+
     @cached_property
     def names(self) -> list[str]:
         """The paths without the folder that all have in common, and as text that can be shown."""
@@ -107,6 +127,8 @@ def shown(name: str) -> str:
     >>> print(shown("a\nb\u202egnp.exe"), shown("größe 大.png"))
     a\nb\u202egnp.exe größe 大.png
     """
+    if name.isprintable():
+        return name
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name
     )

@@ -87,7 +87,7 @@ class Galleries:
     def _extremes(self, clusters: Clusters) -> Iterator[Block]:
         """The tightest and the loosest clusters, of those large enough to judge."""
         large = [c for c, size in clusters.sizes.items() if size >= _NEAREST]
-        known = {c: float(clusters.concentration[clusters.members(c)[0]]) for c in large}
+        known = clusters.concentrations
         ranked = sorted(large, key=lambda c: (known[c], c))
         if not ranked:
             yield Paragraph(f"No cluster has {_NEAREST} images.", "soft")
@@ -108,11 +108,12 @@ class Galleries:
 
     def _nesting(self, coarse: int, upper: Clusters, fine: int, lower: Clusters) -> Section:
         """Which fine clusters lie in each of the largest coarse ones."""
-        pairs, counts = np.unique(
-            np.stack([lower.assignments, upper.assignments]), axis=1, return_counts=True
-        )
+        span = int(upper.assignments.max()) + 1
+        codes = lower.assignments.astype(np.int64) * span + upper.assignments
+        pairs, counts = np.unique(codes, return_counts=True)
         home: dict[int, tuple[int, int]] = {}
-        for child, parent, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
+        for code, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            child, parent = divmod(code, span)
             if count > home.get(child, (0, 0))[1]:
                 home[child] = (parent, count)
         share = sum(count for _, count in home.values()) / len(self.embedded)

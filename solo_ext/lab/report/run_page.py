@@ -76,9 +76,17 @@ def report_run(
     library()
     lines = [_numbers(line) for line in read_jsonl(run_dir / METRICS)]
     pictures: list[Section] = []
-    if embedded is not None and len(embedded):
+    if embedded is not None:
+        finite = np.flatnonzero(np.isfinite(embedded.embeddings).all(1))
+        if len(finite) < len(embedded):
+            # A run whose loss became infinite leaves such embeddings.
+            count = len(embedded) - len(finite)
+            text = f"{count:,} of {len(embedded):,} embeddings are not finite and left out below."
+            pictures.append(Section("", [Paragraph(text, "wrong")]))
+            embedded = embedded.take(finite)
         progress("report", 0, 3)
-        pictures = list(_picture_sections(embedded, method or map_method(), seed, progress))
+        if len(embedded):
+            pictures += _picture_sections(embedded, method or map_method(), seed, progress)
     curves = [*_curve_sections(lines)]
     sections = [
         Section("", [Cards([*_headline_cards(config, lines, embedded)])]),

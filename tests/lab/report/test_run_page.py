@@ -196,6 +196,19 @@ def test_files_are_read_where_no_reader_is_given(run_dir: Path, tmp_path: Path) 
     assert thumbnails.unreadable == {4}
 
 
+def test_embeddings_that_are_not_finite_are_left_out(
+    run_dir: Path, make_embedded: MakeEmbedded
+) -> None:
+    embedded = make_embedded([f"{i}.png" for i in range(12)])
+    embedded.embeddings[[2, 5]] = [[np.nan], [np.inf]]
+    page = parse(report_run(run_dir, embedded, method="pca").read_text())
+    assert [p.text[:20] for p in page.all("p", "wrong")] == ["2 of 12 embeddings a"]
+    kept = {f"{i}.png" for i in range(12)} - {"2.png", "5.png"}
+    assert {p["title"] for p in _values(_specs(page)[-1])} == kept
+    embedded.embeddings[:] = np.nan
+    assert "12 of 12" in report_run(run_dir, embedded).read_text()
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_few_images(run_dir: Path, make_embedded: MakeEmbedded, count: int) -> None:
     embedded = make_embedded([f"{i}.png" for i in range(count)])
