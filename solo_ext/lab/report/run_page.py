@@ -242,7 +242,7 @@ def _picture_sections(
     sections = [*galleries.sections()]
     progress("report", 1, 3)
     if len(embedded) >= _FEWEST_OF_A_MAP:
-        room = min(_MAP_BYTES, _PICTURE_BYTES - galleries.bytes)
+        room = min(_MAP_BYTES, max(100_000, _PICTURE_BYTES - galleries.bytes))
         chart = map_chart(embedded, thumbnails, room, method, seed)
         hint = (
             "Point at an image, or touch it, to see it. Drag to move the map; turn the wheel with "
