@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from solo_ext.lab.end_to_end import Trained
     from solo_ext.lab.evaluation.embed import Embedded
-    from solo_ext.lab.training.own_images import Trained
     from solo_ext.pretrained.exported import Exported
 
-__all__ = ["__version__", "embed", "load_exported", "pretrain", "register"]
+__all__ = ["__version__", "embed", "load_exported", "pretrain", "register", "report"]
 try:
     __version__ = version("solo-ext")
 except PackageNotFoundError:
@@ -67,7 +67,7 @@ def pretrain(
     Raises:
         UserError: the images or a setting cannot be used.
     """
-    from solo_ext.lab.training.own_images import pretrain_images
+    from solo_ext.lab.end_to_end import pretrain_images
 
     paths = [images] if isinstance(images, str | Path) else images
     place = None if run_dir is None else Path(run_dir)
@@ -82,3 +82,31 @@ def register() -> None:
     from solo_ext.plugin import register as fill
 
     fill()
+
+
+def report(
+    run: str | Path,
+    images: str | Path | Sequence[str | Path] = (),
+    *,
+    out: str | Path | None = None,
+    samples: int = 5000,
+) -> Path:
+    """Writes the page of a run, as ``solo-ext report`` does.
+
+    Args:
+        run: a run directory.
+        images: a folder of any depth, several, or a file that lists images; by default the images
+            that the run was trained on.
+        out: the file; ``None``: ``report.html`` in the run directory.
+        samples: most images that are shown.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: there is no such run, or its images cannot be read.
+    """
+    from solo_ext.lab.report.run_page import report as write
+
+    paths = [images] if isinstance(images, str | Path) else images
+    return write(run, paths, out=None if out is None else Path(out), samples=samples)

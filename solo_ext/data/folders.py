@@ -53,6 +53,8 @@ _FLUSH_EVERY = 2**20
 _SETTLED = 2_000_000_000
 """Nanoseconds after which another change of a folder is sure to get another timestamp."""
 _FILES = "names", "starts", "targets"
+_FEWEST_OF_A_CLASS, _MOST_CLASSES = 10, 1000
+_DATE = re.compile(r"(19|20)\d\d([-_. ]?\d\d){0,2}")
 _LABELLED = re.compile(r"(.*?)[ \t]+([^ \t]+)")
 _NUMBER = re.compile(r"0|-?[1-9]\d{0,5}")
 """Labels of this form are class numbers, if all labels of a list have it."""
@@ -330,6 +332,44 @@ def class_folders(root: Path, key: str) -> ImageFiles:
             raise ConfigError(key, str(root), "no class folders in it", remedy)
 
     return _listed([root], "classes", walk)
+
+
+def are_plainly_classes(root: Path) -> bool:
+    """Whether the folders in a folder are classes beyond doubt.
+
+    That is two folders or more and nothing but folders, each with ten images or more and no folder
+    in it, and not all of them named like dates.
+
+    >>> from solo_ext.data.digits import digits_folder
+    >>> digits = digits_folder("train")
+    >>> are_plainly_classes(digits), are_plainly_classes(digits / "0")
+    (True, False)
+    """
+    if not root.is_dir():
+        return False
+    shown = _shown(root)
+    folders = [entry for entry in shown if entry.is_dir()]
+    if not 2 <= len(folders) <= _MOST_CLASSES or any(map(_is_image, shown)):
+        return False
+    if all(_DATE.fullmatch(folder.name) for folder in folders):
+        return False
+    for folder in folders:
+        inner = _shown(folder.path)
+        if (
+            any(entry.is_dir() for entry in inner)
+            or sum(map(_is_image, inner)) < _FEWEST_OF_A_CLASS
+        ):
+            return False
+    return True
+
+
+def _shown(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
+    with os.scandir(os.fspath(folder)) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    return entry.name.lower().endswith(IMG_EXTENSIONS)
 
 
 def _images_below(folder: Path, root: Path, key: str, found: _Found) -> Iterator[str]:

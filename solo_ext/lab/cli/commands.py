@@ -131,7 +131,8 @@ def _pretrain(args: argparse.Namespace) -> Any:
             say(args, line)
 
     if images:
-        from solo_ext.lab.training.own_images import plan_run, pretrain_images
+        from solo_ext.lab.end_to_end import pretrain_images
+        from solo_ext.lab.training.own_images import plan_run
 
         if args.dry_run:
             plan = plan_run(images, args.method, overrides)
@@ -152,6 +153,8 @@ def _pretrain(args: argparse.Namespace) -> Any:
     if images and result.model is not None:
         tell(f"model          {result.model}")
         tell(f"load           {result.load}")
+        if result.report is not None:
+            tell(f"page           {result.report}")
     tell(f"next           {_next_command(result.run_dir)}")
     return vars(result)
 
@@ -174,7 +177,7 @@ def _images_and_overrides(words: list[str]) -> tuple[list[str], list[str]]:
         return not path and ("=" in word or word.startswith("~"))
 
     overrides = [word for word in words if is_override(word)]
-    return [word for word in words if word not in overrides], overrides
+    return [os.path.expanduser(w) for w in words if w not in overrides], overrides
 
 
 def _check_source(args: argparse.Namespace, images: list[str]) -> None:
@@ -291,17 +294,24 @@ def _embed(args: argparse.Namespace) -> Any:
     return vars(done)
 
 
-def _images_and_overrides(words: list[str]) -> tuple[list[str], list[str]]:
-    """Splits words into paths and overrides: a key has no slash, and a path may have ``=``."""
-    images, overrides = [], []
-    for word in words:
-        key, sign, _ = word.partition("=")
-        path = os.path.expanduser(word)
-        if sign and "/" not in key and not os.path.exists(path):
-            overrides.append(word)
-        else:
-            images.append(path)
-    return images, overrides
+def _report(args: argparse.Namespace) -> Any:
+    from omegaconf import OmegaConf
+
+    from solo_ext.config.compose import apply_overrides, parse
+    from solo_ext.lab.report.run_page import report
+
+    images, overrides = _images_and_overrides(args.overrides)
+    settings = OmegaConf.create({})
+    apply_overrides(settings, parse(overrides))
+    plain: Any = OmegaConf.to_container(settings)
+    show_messages()
+    out = Path(args.out) if args.out else None
+    with _progress_bars() as progress:
+        page = report(
+            args.run, images, out=out, settings=plain, samples=args.samples, progress=progress
+        )
+    say(args, f"report  {page}")
+    return {"report": page}
 
 
 def _export(args: argparse.Namespace) -> Any:
@@ -367,6 +377,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "embed": _embed,
     "eval": _eval,
     "export": _export,
+    "report": _report,
 }
 
 

@@ -142,14 +142,27 @@ def build_parser() -> argparse.ArgumentParser:
     embed.add_argument(
         "overrides",
         nargs="*",
-        metavar="IMAGES key=value",
-        help="folders of any depth, images, or lists of images; the run's own if left out",
+        metavar="IMAGES|key=value",
+        help="folders of images or a file that lists them, else the run's own; settings",
     )
     embed.add_argument(
         "--out", type=_path, required=True, metavar="FILE", help="the file, FILE.parquet"
     )
     embed.add_argument(
         "--atlas", action="store_true", help="open the file in Embedding Atlas, in the browser"
+    )
+
+    page = command(commands, "report", "write the page of a run: curves, a map, clusters, pictures")
+    page.add_argument("run", metavar="RUN_DIR", type=_path, help="a run directory")
+    page.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="IMAGES|key=value",
+        help="folders of images or a file that lists them, else the run's own; settings",
+    )
+    page.add_argument("--out", type=_path, metavar="FILE", help="RUN_DIR/report.html if left out")
+    page.add_argument(
+        "--samples", type=_positive, default=5000, help="most images; 5000 if left out"
     )
 
     benchmark = commands.add_parser("benchmark", help="compare methods over data sets and seeds")

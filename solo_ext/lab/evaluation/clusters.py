@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from solo_ext.config.schema import Seed
-from solo_ext.core.errors import UserError
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.precision import full_precision_products
 from solo_ext.core.types import PositiveInt
 from solo_ext.data.images import part_of
@@ -33,6 +33,7 @@ from solo_ext.pretrained.loaded import load_head
 from solo_ext.pretrained.runs import load_pretrained
 
 _PREFIX = "prototypes."
+_CLUSTERING = ("pcl", "metric")
 _BLOCK = 2**24
 """Most similarities that are held at a time."""
 
@@ -208,10 +209,15 @@ def clusters_of(model: Model) -> ClusterNetwork | None:
     """
     if model.method is not None:
         return _in_training(model.method)
-    if model.epoch is None:
+    if model.epoch is None or model.cfg.method not in _CLUSTERING:
         # Models of timm and `pixels` are no runs.
         return None
     return load_clusters(Path(model.name))
+
+
+def _may_cluster(model: Model) -> bool:
+    """Whether a model in training will have clusters after its first E-step."""
+    return isinstance(getattr(model.method, "prototypes", None), ClusterPrototypes)
 
 
 def _in_training(method: Any) -> ClusterNetwork | None:
@@ -274,13 +280,19 @@ class Clusters(Protocol):
     """
 
     title: ClassVar[str] = "Clusters of the run"
-    # Most methods have no clusters.
-    by_default: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
     needs_every_image: ClassVar[bool] = False
 
     split: Literal["train", "test"] = "train"
     samples: PositiveInt = 10000
     seed: Seed = 0
+
+    def unfit(self, context: EvalContext) -> ConfigError | None:
+        if _may_cluster(context.model) or clusters_of(context.model) is not None:
+            return super().unfit(context)
+        problem = "it has no clusters"
+        makers = "only pcl, and metric with method_kwargs.classes=cluster, make some after warm-up"
+        return ConfigError("RUN_DIR", context.model.name, problem, makers)
 
     def run(self, context: EvalContext) -> list[Row]:
         """One row per granularity, in the run's order.
@@ -294,18 +306,10 @@ class Clusters(Protocol):
           in the last row.
 
         During training there are no rows before the first E-step.
-
-        Raises:
-            UserError: the run has no clusters.
         """
         network = clusters_of(context.model)
         if network is None:
-            if isinstance(getattr(context.model.method, "prototypes", None), ClusterPrototypes):
-                return []
-            raise UserError(
-                f"{context.model.name!r} has no clusters: only pcl, and metric with "
-                "method_kwargs.classes=cluster, make some, after their warm-up epochs"
-            )
+            return []
         network.to(context.device)
         embedded = self._embedded(context, network).to(context.device)
         found = network.nearest(embedded)

@@ -20,14 +20,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from solo_ext import __version__
 from solo_ext.config.check import validated
 from solo_ext.config.schema import DALI, CommonConfig, Free
+from solo_ext.core.draws import derive_seed, permutation
 from solo_ext.core.errors import UserError, first_line
 from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
-from solo_ext.data.folders import ImageFiles, Listing, file_list
+from solo_ext.data.folders import (
+    ImageFiles,
+    are_plainly_classes,
+    class_folders,
+    file_list,
+    unlabelled_folders,
+)
 from solo_ext.data.images import images_fingerprint, open_images, part_of
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import Images, SkipUnreadable, name_of, targets_of, unwrap_dataset
@@ -150,8 +156,7 @@ def embed(
 
     Args:
         model: a run directory, a checkpoint, ``timm/<model>``, ``pixels``, or a loaded model.
-        images: folders of any depth, images, or lists of images; ``None``: the run's training
-            images.
+        images: folders of any depth, or one list of images; ``None``: the run's training images.
         out: the file.
         settings: fields of :class:`EmbedRun`.
         progress: called with the name of the task, its images done and in all.
@@ -163,15 +168,14 @@ def embed(
     >>> import tempfile
     >>> from PIL import Image
     >>> root = Path(tempfile.mkdtemp())
-    >>> for name in ("cat", "dog"):
-    ...     (root / name).mkdir()
-    ...     Image.new("RGB", (8, 8), "red").save(root / name / "1.png")
+    >>> for number in range(2):
+    ...     Image.new("RGB", (8, 8), "red").save(root / f"{number}.png")
     >>> done = embed("pixels", root, root / "a.parquet", {"crop_size": 8, "num_workers": 0})
     >>> done.images, done.features_dim
     (2, 192)
     >>> import pyarrow.parquet as pq
     >>> pq.read_table(done.out, columns=["index", "label"]).to_pydict()
-    {'index': [0, 1], 'label': ['cat', 'dog']}
+    {'index': [0, 1], 'label': [None, None]}
     """
     begin = time.monotonic()
     given, out = validated(EmbedRun, settings or {}), _writable(Path(out))
@@ -207,6 +211,77 @@ def embed(
         start,
         time.monotonic() - begin,
     )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Images with their features and clusters, in memory; one entry for each image that was read.
+
+    Attributes:
+        images: the images that were drawn.
+        rows: (n,) index of each entry in ``images``, which unreadable ones are left out of.
+        features: (n, D) fp32.
+        clusters: by number of clusters K, their number, distance and concentration, (n,) each.
+
+    >>> empty = np.zeros(0, np.int64)
+    >>> Sample([], empty, np.zeros((0, 512), np.float32), {}).features.shape
+    (0, 512)
+    """
+
+    images: Images
+    rows: Integers
+    features: Values
+    clusters: dict[int, tuple[Integers, Values, Values]]
+
+
+def embed_sample(
+    model: str | Path | Model,
+    images: Sequence[str | Path] = (),
+    settings: Mapping[str, Any] | None = None,
+    *,
+    samples: int = 5000,
+    seed: int = 0,
+    progress: Progress = lambda *_: None,
+) -> Sample:
+    """Embeds up to ``samples`` images, drawn with ``seed``, as :func:`embed` does.
+
+    Raises:
+        UserError: as :func:`embed`.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> root = Path(tempfile.mkdtemp())
+    >>> for number in range(9):
+    ...     Image.new("RGB", (8, 8), "red").save(root / f"{number}.png")
+    >>> found = embed_sample("pixels", [root], {"crop_size": 8, "num_workers": 0}, samples=5)
+    >>> found.features.shape, found.clusters
+    ((5, 192), {})
+    """
+    given, paths = validated(EmbedRun, settings or {}), list(images)
+    listed = _images_of(paths) if paths else None
+    device = _device(given.device, ALONE)
+    model, cfg = _opened(model, given, paths)
+    found: Images = open_images(cfg.data, "train") if listed is None else listed
+    if len(found) > samples:
+        places = permutation(len(found), derive_seed(seed))(np.arange(samples))
+        found = part_of(found, np.sort(places))
+    if cfg.data.unreadable == "skip" and not isinstance(found, SkipUnreadable):
+        found = SkipUnreadable(found)
+    clusters = clusters_of(model) if given.clusters else None
+    network = model.backbone if clusters is None else _Both(model.backbone, clusters)
+    indices, values = [], []
+    loader = fixed_loader(cfg, found, batch_size=given.batch_size)
+    for index, rows in _batches(network, loader, device):
+        indices.append(index)
+        values.append(rows)
+        progress("images", int(index[-1]) + 1, len(found))
+    every, dim = np.concatenate(values), model.features_dim
+    held: dict[int, tuple[Integers, Values, Values]] = {}
+    concentration = [] if clusters is None else clusters.concentration
+    for m, phi in enumerate(concentration):
+        own, distances = every.T[dim + m], every.T[dim + len(concentration) + m]
+        held[len(phi)] = own.astype(np.int64), distances, phi.cpu().numpy()[own.astype(np.int64)]
+    return Sample(found, np.concatenate(indices), every[:, :dim], held)
 
 
 def refuse_without_atlas() -> None:
@@ -378,67 +453,20 @@ def _utf8(name: str) -> str:
 
 
 def _images_of(paths: Sequence[str | Path]) -> ImageFiles:
-    """Images of folders, of single files and of lists, one after the other.
-
-    The folders of a folder are its classes if each of its images lies in one of them, two or more,
-    and none lies deeper. Hidden files and folders are passed over.
-    """
-    parts = [_part_of(Path(path)) for path in paths]
-    if len(parts) == 1:
-        return parts[0]
-    classes: dict[str, int] = {}
-
-    def samples() -> Iterator[tuple[str, int]]:
-        for part in parts:
-            for path, target in part.samples:
-                name = part.classes[target] if target >= 0 else None
-                yield path, -1 if name is None else classes.setdefault(name, len(classes))
-
-    listing = Listing.of(samples(), [])
-    listing.classes += classes
-    return ImageFiles(listing)
-
-
-def _part_of(path: Path) -> ImageFiles:
-    if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS:
-        return ImageFiles(Listing.of([(str(path), -1)], []))
-    if path.is_file():
-        return file_list(path, "IMAGES", _has_labels(path), present=False)
-    if not path.is_dir():
-        raise UserError(f"{str(path)!r}: no such folder, image or list of images")
-    classes: dict[str, int] = {}
-    deepest, direct = 0, False
-
-    def samples() -> Iterator[tuple[str, int]]:
-        nonlocal deepest, direct
-        for name in _names_below(path, ""):
-            first, _, rest = name.partition(os.sep)
-            deepest, direct = max(deepest, rest.count(os.sep)), direct or not rest
-            yield os.path.join(path, name), classes.setdefault(first, len(classes)) if rest else -1
-
-    listing = Listing.of(samples(), [])
-    if not len(listing):
-        raise UserError(f"{str(path)!r}: no image in it; give a folder with images")
-    if direct or deepest or len(classes) < 2:
-        listing.targets[:] = -1
-    else:
-        listing.classes += classes
-    return ImageFiles(listing)
-
-
-def _names_below(root: Path, folder: str, above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Relative names of the images in a folder, then of those in its folders, in sorted order."""
-    real = os.path.realpath(root / folder)
-    if real in above:
-        # A link to a folder that it lies in.
-        return
-    with os.scandir(root / folder) as found:
-        entries = sorted((e.name, e.is_dir()) for e in found if not e.name.startswith("."))
-    for entry, inside in entries:
-        if entry.lower().endswith(IMG_EXTENSIONS) and not inside:
-            yield os.path.join(folder, entry)
-    for entry in (entry for entry, inside in entries if inside):
-        yield from _names_below(root, os.path.join(folder, entry), above | {real})
+    """Images of folders of any depth, of plain class folders with labels, or of a list."""
+    roots = [Path(path) for path in paths]
+    for root in roots:
+        if not root.is_dir() and not (root.is_file() and len(roots) == 1):
+            raise UserError(f"{str(root)!r}: no such folder; give folders of images, or one list")
+    first = roots[0]
+    if first.is_file():
+        return file_list(first, "IMAGES", _has_labels(first), present=False)
+    if len(roots) == 1 and are_plainly_classes(first):
+        return class_folders(first, "IMAGES")
+    found = unlabelled_folders(roots, "IMAGES")
+    if not len(found):
+        raise UserError(f"{str(first)!r}: no image in it; give a folder with images")
+    return found
 
 
 def _has_labels(file: Path) -> bool:

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 """Numbers and short texts by name. ``picture``: file name of a PNG in the context's ``out`` that
 the report embeds; ``saved``: file name of weights; ``files``: paths of further files there."""
 
-WITHOUT_LABELS = ("geometry", "map", "neighbors", "views", "transfer")
+WITHOUT_LABELS = ("geometry", "map", "neighbors", "views", "clusters", "transfer")
 """Names of the protocols that need no labels, or none of the run's images, for messages."""
 NotHigher = Mapping[str, Literal["lower", "neither"]]
 """Which value of a number is better, for those of which it is not the higher one."""

@@ -12,7 +12,10 @@ import numpy as np
 
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import read_jsonl, read_text, write_text
+from solo_ext.data.images import class_names
+from solo_ext.data.reading import name_of, targets_of
 from solo_ext.lab.evaluation.context import Progress
+from solo_ext.lab.evaluation.embed import embed_sample
 from solo_ext.lab.evaluation.pictures import Method
 from solo_ext.lab.evaluation.suite import RECORD, headline_cards, words
 from solo_ext.lab.pages import (
@@ -27,7 +30,7 @@ from solo_ext.lab.pages import (
     render_page,
 )
 from solo_ext.lab.report.charts import Curve, curves_chart, library, map_chart, map_method
-from solo_ext.lab.report.embedded import Embedded, shown
+from solo_ext.lab.report.embedded import Clusters, Embedded, shown
 from solo_ext.lab.report.galleries import Galleries
 from solo_ext.lab.report.thumbnails import Thumbnails
 from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, read_config
@@ -40,6 +43,48 @@ _PICTURE_BYTES, _MAP_BYTES = 4_500_000, 3_200_000
 _FEWEST_OF_A_MAP = 4
 _CLASSIFIER = ("train_class_loss", "train_acc1", "train_acc5", "val_loss", "val_acc1", "val_acc5")
 _MOST_CARDS = 8
+
+
+def report(
+    run: str | Path,
+    images: Sequence[str | Path] = (),
+    *,
+    out: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    samples: int = 5000,
+    seed: int = 0,
+    progress: Progress = lambda *_: None,
+) -> Path:
+    """Embeds images of a run, and writes its page.
+
+    Args:
+        run: a run directory of ``solo-ext pretrain``.
+        images: folders of images, or one list; by default the run's training images.
+        out: as for :func:`report_run`, as are ``seed`` and ``progress``.
+        settings: as for :func:`~solo_ext.lab.evaluation.embed.embed`.
+        samples: most images that are embedded.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: as :func:`report_run`; the images or the checkpoint cannot be read.
+    """
+    run_dir = Path(run)
+    read_config(run_dir)
+    library()
+    drawn = embed_sample(run_dir, images, settings, samples=samples, seed=seed, progress=progress)
+    names, targets = class_names(drawn.images), targets_of(drawn.images)
+    rows = drawn.rows.tolist()
+    labels = [names[targets[row]] if targets[row] >= 0 else None for row in rows]
+    embedded = Embedded(
+        [name_of(drawn.images, row) for row in rows],
+        drawn.features,
+        labels if any(labels) else (),
+        {k: Clusters(*found) for k, found in drawn.clusters.items()},
+        lambda place: drawn.images[rows[place]][0],
+    )
+    return report_run(run_dir, embedded, out=out, seed=seed, progress=progress)
 
 
 def report_run(

@@ -10,9 +10,8 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,13 @@ from PIL import Image
 
 from solo_ext.config.compose import compose, parse, shipped_configs
 from solo_ext.config.schema import MOST_WORKERS, Images
-from solo_ext.core.distributed import rank
-from solo_ext.core.errors import ConfigError, UserError, suggest_name
+from solo_ext.core.errors import ConfigError, suggest_name
+from solo_ext.data.folders import are_plainly_classes
 from solo_ext.data.images import class_names, files_of, open_images
 from solo_ext.data.reading import FORMATS, UnreadableImage, read_file, unwrap_dataset
 from solo_ext.host.backbones import PREFIX, SMALL_SIDE
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import PretrainResult, pretrain
 from solo_ext.methods import METHODS
 from solo_ext.methods.registry import capped_prototypes, capped_queue
-from solo_ext.pretrained.export import DEFAULT_NAMES, Export, export
 
 FOLDER = "images"
 """Folder of the shipped configs that the rules begin with."""
@@ -43,8 +39,6 @@ SAMPLE = 512
 _HELD, _SHARE = 2000, 0.1
 _MOST_HEADERS = 200_000
 _MEMORY = 0.1
-_CLASS, _CLASSES = 10, 1000
-_DATE = re.compile(r"(19|20)\d\d([-_. ]?\d\d){0,2}")
 _VALIDATION = ("val", "valid", "validation", "test")
 _CROP = re.compile(r"augmentations(\.\d+\.crop_size)?")
 
@@ -116,22 +110,6 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Trained(PretrainResult):
-    """A finished run on a user's images.
-
-    Attributes:
-        model: the backbone's weights, as ``solo-ext export`` writes them.
-        load: Python code that loads them.
-
-    >>> Trained(Path("run"), None, 100, 60.0, images_per_second=900.0).model is None
-    True
-    """
-
-    model: Path | None = None
-    load: str | None = None
-
-
-@dataclass(frozen=True)
 class Plan:
     """A composed config of a run on a user's images, and the choices that led to it.
 
@@ -175,47 +153,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     return str(value).replace(" ", "")
-
-
-def pretrain_images(
-    images: Sequence[str],
-    method: str | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    run_dir: Path | None = None,
-    force: bool = False,
-    say: Callable[[str], object] = print,
-) -> Trained:
-    """Trains on a user's images with settings that follow from them, and writes the model.
-
-    Args:
-        images: as for :func:`plan_run`, as are ``method`` and ``overrides``.
-        run_dir: as for :func:`~solo_ext.lab.training.pretrain.pretrain`, as is ``force``.
-        say: called with each line of the block that says what was chosen.
-
-    Raises:
-        UserError: as :func:`plan_run` and :func:`~solo_ext.lab.training.pretrain.pretrain`.
-    """
-    plan = plan_run(images, method, overrides)
-    for line in plan.lines():
-        say(line)
-    result = pretrain(prepare(plan.config), run_dir=run_dir, force=force)
-    if rank() or result.checkpoint is None:
-        return Trained(**vars(result))
-    model = _exported(result.run_dir)
-    return Trained(**vars(result), model=model.out, load=model.load)
-
-
-def _exported(run_dir: Path) -> Export:
-    """The model in the run directory: a folder for plain timm if timm can build the network."""
-    for form in DEFAULT_NAMES:
-        written = run_dir / DEFAULT_NAMES[form]
-        # It is of an earlier call that trained less.
-        shutil.rmtree(written) if written.is_dir() else written.unlink(missing_ok=True)
-    try:
-        return export(run_dir, "timm")
-    except UserError:
-        return export(run_dir, "safetensors")
 
 
 def plan_run(
@@ -324,7 +261,7 @@ def _where(roots: Sequence[Path], no_labels: bool | None) -> dict[str, Any]:
     (root,) = roots
     if root.is_dir() and (splits := _splits(root)):
         return {"train_path": str(splits[0]), "val_path": str(splits[1]), "no_labels": False}
-    labelled = no_labels is False or _are_classes(root)
+    labelled = no_labels is False or are_plainly_classes(root)
     return {"train_path": str(root), "no_labels": not labelled}
 
 
@@ -379,36 +316,11 @@ def _splits(root: Path) -> tuple[Path, Path] | None:
     """The folders of training and validation in a folder that holds both, of the same classes."""
     train = root / "train"
     found = [root / name for name in _VALIDATION if (root / name).is_dir()]
-    if not train.is_dir() or len(found) != 1 or not _are_classes(train):
+    if not train.is_dir() or len(found) != 1 or not are_plainly_classes(train):
         return None
     held = {p.name for p in found[0].iterdir() if p.is_dir() and not p.name.startswith(".")}
     classes = {p.name for p in train.iterdir() if p.is_dir() and not p.name.startswith(".")}
     return (train, found[0]) if held and held <= classes else None
-
-
-def _are_classes(root: Path) -> bool:
-    """Whether folders are obviously classes: alone, flat, many images in each, and no dates."""
-    if not root.is_dir():
-        return False
-    with os.scandir(root) as entries:
-        shown = [entry for entry in entries if not entry.name.startswith(".")]
-    folders = [entry for entry in shown if entry.is_dir()]
-    if not 2 <= len(folders) <= _CLASSES or any(map(_is_image, shown)):
-        return False
-    if all(_DATE.fullmatch(folder.name) for folder in folders):
-        return False
-    for folder in folders:
-        with os.scandir(folder.path) as entries:
-            inner = [entry for entry in entries if not entry.name.startswith(".")]
-        if any(entry.is_dir() for entry in inner) or sum(map(_is_image, inner)) < _CLASS:
-            return False
-    return True
-
-
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    return entry.name.lower().endswith(IMG_EXTENSIONS)
 
 
 class _Rules:

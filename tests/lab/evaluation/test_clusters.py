@@ -134,7 +134,7 @@ def test_runs_without_clusters_are_refused(
     warm = make_config("pcl", data=data, method_kwargs={"warmup_epochs": 5}, max_epochs=1)
     for place in (run, train(warm, tmp_path / "warm").run_dir):
         assert load_clusters(place) is None
-        with pytest.raises(UserError, match="has no clusters: only pcl, and metric"):
+        with pytest.raises(UserError, match="has no clusters; only pcl, and metric"):
             evaluate(place, "clusters")
 
 

@@ -14,12 +14,10 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.metrics import silhouette_samples
 from torch import Tensor
 
 from solo_ext.config.schema import Augmentation
 from solo_ext.lab.evaluation import label_free
-from solo_ext.lab.evaluation.cluster_scores import granularity_agreement, simplified_silhouette
 from solo_ext.lab.evaluation.context import open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.label_free import (
@@ -155,63 +153,6 @@ def test_neighbor_overlap_of_independent_views() -> None:
     assert found == pytest.approx(100 * 30 / 599, rel=0.1)
     with pytest.raises(ValueError, match="k is 600"):
         neighbor_overlap(cloud(600, 2), cloud(600, 2), 600)
-
-
-def silhouette_by_hand(x: Tensor, centroids: Tensor, assignments: Tensor) -> list[float]:
-    members = assignments.tolist()
-    found = []
-    for i, own in enumerate(members):
-        a = float((x[i] - centroids[own]).norm())
-        others = {c for c in members if c != own}
-        b = min(float((x[i] - centroids[c]).norm()) for c in others)
-        alone = members.count(own) == 1
-        found.append(0.0 if alone else (b - a) / max(a, b))
-    return found
-
-
-def test_simplified_silhouette() -> None:
-    x = cloud(60, 5)
-    centroids = cloud(9, 5, seed=1)
-    # Cluster 8 has no member, 7 has one, and some rows lie nearer to another centroid.
-    assignments = torch.arange(60) % 7
-    assignments[3] = 7
-    centroids[8] = x[0]
-    found = simplified_silhouette(x, centroids, assignments)
-    assert found.tolist() == pytest.approx(silhouette_by_hand(x, centroids, assignments), abs=1e-5)
-    assert found[3] == 0
-    assert found.min() < 0
-    assert found.abs().max() <= 1
-
-
-def test_simplified_silhouette_of_known_clusters() -> None:
-    centroids = 10 * torch.eye(3)
-    assignments = torch.arange(30) % 3
-    assert torch.equal(
-        simplified_silhouette(centroids[assignments], centroids, assignments), torch.ones(30)
-    )
-    assert torch.equal(
-        simplified_silhouette(torch.zeros(30, 3), centroids, assignments), torch.zeros(30)
-    )
-    assert simplified_silhouette(centroids, centroids, torch.zeros(3).long()).isnan().all()
-    # Of distant clusters it is close to the silhouette of all distances.
-    x = centroids[assignments] + 0.1 * cloud(30, 3)
-    means = torch.stack([x[assignments == c].mean(0) for c in range(3)])
-    whole = silhouette_samples(x.numpy(), assignments.numpy()).mean()
-    found = simplified_silhouette(x, means, assignments).mean()
-    assert float(found) == pytest.approx(float(whole), abs=0.02)
-
-
-def test_granularities() -> None:
-    generator = torch.Generator().manual_seed(0)
-    fine = torch.randint(40, (2000,), generator=generator)
-    other = torch.randint(8, (2000,), generator=generator)
-    inside = granularity_agreement(fine, fine // 5)
-    assert inside["nested"] == 1
-    assert 0.5 < inside["ami"] < 1
-    assert granularity_agreement(fine, fine) == pytest.approx({"ami": 1, "nested": 1})
-    assert granularity_agreement(fine, other)["ami"] == pytest.approx(0, abs=0.02)
-    counts = [max(int(((fine == f) & (other == c)).sum()) for c in range(8)) for f in range(40)]
-    assert granularity_agreement(fine, other)["nested"] == pytest.approx(sum(counts) / 2000)
 
 
 def flattened(images: Path, folder: Path) -> Path:

@@ -54,7 +54,7 @@ def test_entries_are_those_of_single_calls(run: Path) -> None:
 
 def test_by_default_all_that_neither_train_nor_need_settings() -> None:
     _, chosen = read_suite_settings({})
-    left_out = ("linear_augmented", "finetune", "clusters", "transfer")
+    left_out = ("linear_augmented", "finetune", "transfer")
     assert list(chosen) == [name for name in PROTOCOLS if name not in left_out]
     _, told = read_suite_settings({"protocols": ["finetune", "knn"], "finetune": {"epochs": 3}})
     assert list(told) == ["knn", "finetune"]

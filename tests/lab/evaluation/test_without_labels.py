@@ -17,7 +17,7 @@ from solo_ext.lab.cli.main import main
 from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.models import EvalRun
-from solo_ext.lab.evaluation.pictures import _nearest
+from solo_ext.lab.evaluation.pictures import nearest_rows
 from solo_ext.lab.evaluation.protocol import WITHOUT_LABELS
 from solo_ext.lab.evaluation.suite import evaluate_suite
 from solo_ext.lab.training.prepare import prepare
@@ -100,7 +100,7 @@ def test_without_held_out_images(bare: Path, tmp_path: Path) -> None:
 def test_no_image_is_a_neighbour_of_itself() -> None:
     x = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
     own = torch.tensor([3, 7, 29])
-    places, similarities = _nearest(x[own], x, 4, own)
+    places, similarities = nearest_rows(x[own], x, 4, own)
     for row, place in enumerate(own.tolist()):
         cosines = torch.nn.functional.cosine_similarity(x, x[place : place + 1])
         cosines[place] = -2
