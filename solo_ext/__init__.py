@@ -51,14 +51,16 @@ def pretrain(
     method: str | None = None,
     settings: Sequence[str] = (),
     *,
+    teacher: str | None = None,
     run_dir: str | Path | None = None,
 ) -> Trained:
     """Trains on pictures, as ``solo-ext pretrain IMAGES`` does.
 
     Args:
         images: a folder of any depth, several, or a file that lists images.
-        method: name of a method; ``pcl`` if it is ``None``.
+        method: name of a method; if it is ``None`` ``pcl``, or ``protoseed`` with a teacher.
         settings: ``key=value``, such as ``"max_epochs=50"``; all others follow from the images.
+        teacher: what to distil: ``timm/<model>``, ``torchvision/<model>``, a run or a file.
         run_dir: where to write; continued if it holds this run.
 
     Returns:
@@ -71,7 +73,9 @@ def pretrain(
 
     paths = [images] if isinstance(images, str | Path) else images
     place = None if run_dir is None else Path(run_dir)
-    return pretrain_images([str(path) for path in paths], method, settings, run_dir=place)
+    return pretrain_images(
+        [str(path) for path in paths], method, settings, teacher=teacher, run_dir=place
+    )
 
 
 def register() -> None:

@@ -207,5 +207,6 @@ def show_messages() -> None:
         if isinstance(known, logging.Logger) and name.partition(".")[0] == "solo_ext":
             known.disabled = False
     logger.setLevel(logging.INFO)
-    if not any(isinstance(handler, _Stderr) for handler in logger.handlers):
-        logger.addHandler(_Stderr())
+    if not any(isinstance(h, _Stderr) for h in (*logger.handlers, *logging.root.handlers)):
+        # solo-learn logs by the root logger, which would get a handler of another format.
+        (logger if logging.root.handlers else logging.root).addHandler(_Stderr())

@@ -42,6 +42,7 @@ def pretrain_images(
     method: str | None = None,
     overrides: Sequence[str] = (),
     *,
+    teacher: str | None = None,
     run_dir: Path | None = None,
     force: bool = False,
     say: Callable[[str], object] = print,
@@ -49,14 +50,14 @@ def pretrain_images(
     """Trains on a user's images with settings that follow from them; writes the model and a page.
 
     Args:
-        images: as for :func:`plan_run`, as are ``method`` and ``overrides``.
+        images: as for :func:`plan_run`, as are ``method``, ``overrides`` and ``teacher``.
         run_dir: as for :func:`~solo_ext.lab.training.pretrain.pretrain`, as is ``force``.
         say: called with each line of the block that says what was chosen.
 
     Raises:
         UserError: as :func:`plan_run` and :func:`~solo_ext.lab.training.pretrain.pretrain`.
     """
-    plan = plan_run(images, method, overrides)
+    plan = plan_run(images, method, overrides, teacher=teacher)
     for line in plan.lines():
         say(line)
     result = pretrain(prepare(plan.config), run_dir=run_dir, force=force)

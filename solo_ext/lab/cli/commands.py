@@ -135,12 +135,14 @@ def _pretrain(args: argparse.Namespace) -> Any:
         from solo_ext.lab.training.own_images import plan_run
 
         if args.dry_run:
-            plan = plan_run(images, args.method, overrides)
+            plan = plan_run(images, args.method, overrides, teacher=args.teacher)
             for line in plan.lines():
                 tell(line)
             return plan.config
         given = images, args.method, overrides
-        result: Any = pretrain_images(*given, run_dir=run_dir, force=args.force, say=tell)
+        result: Any = pretrain_images(
+            *given, teacher=args.teacher, run_dir=run_dir, force=args.force, say=tell
+        )
     elif args.resume is not None:
         result = resume(Path(args.resume), overrides, force=args.force)
     else:
@@ -197,8 +199,9 @@ def _check_source(args: argparse.Namespace, images: list[str]) -> None:
         for name in ("config_path", "run_dir"):
             if getattr(args, name):
                 raise UserError(f"--resume names the run and its config: leave out {name!r}")
-    if args.dry_run and not images:
-        raise UserError("--dry-run says what is chosen for a folder of images: name one")
+    for option in ("dry_run", "teacher"):
+        if getattr(args, option) and not images:
+            raise UserError(f"--{option.replace('_', '-')} is for a folder of images: name one")
 
 
 def _eval(args: argparse.Namespace) -> Any:

@@ -111,6 +111,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--force", action="store_true", help="go on from a checkpoint of other settings or images"
     )
     pretrain.add_argument(
+        "--teacher",
+        help="of a run on IMAGES, what to distil: timm/<model>, torchvision/<model>, a run, a file",
+    )
+    pretrain.add_argument(
         "--dry-run", action="store_true", help="of a run on IMAGES: say what it would be"
     )
     pretrain.add_argument(

@@ -70,6 +70,7 @@ class EvalContext:
             In an evaluation without labels, images of which nothing else is known.
         out: folder for pictures; it may not exist yet.
         unreadable: by split, names of images without features, if ``data.unreadable`` is ``skip``.
+        readable: by split with such images, (n,) index of the image of each row of features.
         unlabelled: why protocols that need labels cannot measure; ``None`` if they can.
         drawn: (T,) the training images that ``test`` consists of, if no others are there.
 
@@ -91,6 +92,7 @@ class EvalContext:
     progress: Progress = lambda *_: None
     ranks: Ranks = ALONE
     unreadable: dict[str, list[str]] = field(default_factory=dict)
+    readable: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     unlabelled: ConfigError | None = None
     drawn: NDArray[np.int64] | None = None
 
@@ -197,7 +199,19 @@ class EvalContext:
         settings = self.settings.model_copy(update={"data": data})
         cfg = evaluation_config(self.model.cfg, settings)
         images = _images(cfg)._asdict()
-        return replace(self, settings=settings, cfg=cfg, out=out, unreadable={}, **images)
+        own: dict[str, Any] = {"unreadable": {}, "readable": {}, **images}
+        return replace(self, settings=settings, cfg=cfg, out=out, **own)
+
+    def note_skipped(self, split: Split, images: Images, skipped: Sequence[int]) -> None:
+        """Notes which images have no features, by their indices."""
+        if skipped:
+            self.unreadable[split] = [name_of(images, index) for index in skipped]
+            self.readable[split] = np.setdiff1d(np.arange(len(images)), skipped)
+
+    def image_index(self, split: Split, row: int) -> int:
+        """The index of the image that a row of features is of."""
+        places = self.readable.get(split)
+        return row if places is None else int(places[row])
 
     def _features(self, split: Split, images: Images) -> Rows:
         backbone, report, device = self.model.backbone, self.report(split), self.device
@@ -208,8 +222,9 @@ class EvalContext:
                 return torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
             loader = self.loader(images)
             rows = extract_features(backbone, loader, device=device, progress=report)
+            self.note_skipped(split, images, loader.skipped)
             if loader.skipped:
-                names = self.unreadable[split] = [name_of(images, i) for i in loader.skipped]
+                names = self.unreadable[split]
                 logger.warning(
                     f"{len(names)} of {len(images)} images of {split} cannot be read and are left "
                     f"out, the first {names[0]!r}"

@@ -122,11 +122,17 @@ class OnlineEvaluation(Callback):
         train, test, unlabelled, drawn = self.images
         context = EvalContext(model, settings, cfg, train, test, device, out)
         context = replace(context, unlabelled=unlabelled, drawn=drawn)
-        extract: dict[Split, Callable[[], Rows]] = {
-            split: partial(extract_features, backbone, loader, device=device)
-            for split, loader in self.loaders.items()
+
+        def extracted(split: Split) -> Rows:
+            loader, images = self.loaders[split], train if split == "train" else test
+            rows = extract_features(backbone, loader, device=device)
+            context.note_skipped(split, images, loader.skipped)
+            return rows
+
+        features: dict[Split, Callable[[], Rows]] = {
+            split: partial(extracted, split) for split in self.loaders
         }
-        context.features = LazyFeatures(extract, context.class_names)
+        context.features = LazyFeatures(features, context.class_names)
         return context
 
     def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:

@@ -23,7 +23,8 @@ from solo_ext.config.schema import Seed
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import refuse_link
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
-from solo_ext.data.reading import Images, name_of
+from solo_ext.data.images import Split
+from solo_ext.data.reading import name_of
 from solo_ext.data.transforms import FixedView
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import Protocol, Row
@@ -49,6 +50,7 @@ class FeatureMap(Protocol):
 
     title: ClassVar[str] = "Map of the features"
     needs_labels: ClassVar[bool] = False
+    needs_every_image: ClassVar[bool] = False
 
     methods: Annotated[list[Method], MinLen(1)] = ["pca", "tsne"]
     split: Literal["test", "train"] = "test"
@@ -135,10 +137,15 @@ class FeatureMap(Protocol):
                 random_state=self.seed,
                 n_jobs=1,
             )
-        with warnings.catch_warnings():
-            # The libraries warn about their own defaults, and about spectral layouts of few points.
-            warnings.simplefilter("ignore")
-            return np.asarray(layout.fit_transform(x), dtype=np.float64), ("", "")
+        threads = torch.get_num_threads()
+        try:
+            with warnings.catch_warnings():
+                # They warn about their own defaults, and about spectral layouts of few points.
+                warnings.simplefilter("ignore")
+                return np.asarray(layout.fit_transform(x), dtype=np.float64), ("", "")
+        finally:
+            # numba, which UMAP uses, sets the number of OpenMP's threads, and so torch's.
+            torch.set_num_threads(threads)
 
 
 def _draw_map(
@@ -197,6 +204,7 @@ class Neighbors(Protocol):
 
     title: ClassVar[str] = "Nearest neighbours"
     needs_labels: ClassVar[bool] = False
+    needs_every_image: ClassVar[bool] = False
 
     queries: PositiveInt = 10
     k: PositiveInt = 8
@@ -232,9 +240,9 @@ class Neighbors(Protocol):
         grid = []
         for query in _seeded_sample(targets, self.queries, self.seed).tolist():
             own = int(targets[query])
-            row = [self._shown(context, context.test, query)]
+            row = [self._shown(context, "val", query)]
             for place, cosine in zip(places[query], similarities[query].tolist(), strict=True):
-                shown = self._shown(context, context.train, int(place))
+                shown = self._shown(context, "train", int(place))
                 right = int(labels[place]) == own if context.labelled else None
                 row.append(shown._replace(similarity=cosine, right=right))
             grid.append(row)
@@ -243,7 +251,10 @@ class Neighbors(Protocol):
         return [{"queries": len(grid), "k": self.k, **found, "picture": picture}]
 
     @staticmethod
-    def _shown(context: EvalContext, images: Images, index: int) -> _Shown:
+    def _shown(context: EvalContext, split: Split, row: int) -> _Shown:
+        images, index = context.train, context.image_index(split, row)
+        if split == "val":
+            images = context.test
         image, target = images[index]
         view, names = FixedView(context.cfg.augmentations[0].crop_size), context.class_names
         name = names[target] if context.labelled else Path(name_of(images, index)).name

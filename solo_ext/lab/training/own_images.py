@@ -27,8 +27,10 @@ from solo_ext.data.folders import are_plainly_classes
 from solo_ext.data.images import class_names, files_of, open_images
 from solo_ext.data.reading import FORMATS, UnreadableImage, read_file, unwrap_dataset
 from solo_ext.host.backbones import PREFIX, SMALL_SIDE
-from solo_ext.methods import METHODS
+from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
+from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.methods.registry import capped_prototypes, capped_queue
+from solo_ext.pretrained.recognise import recognise_teacher, student_settings
 
 FOLDER = "images"
 """Folder of the shipped configs that the rules begin with."""
@@ -40,6 +42,7 @@ _HELD, _SHARE = 2000, 0.1
 _MOST_HEADERS = 200_000
 _MEMORY = 0.1
 _VALIDATION = ("val", "valid", "validation", "test")
+_TAUGHT = ("seed", "protoseed")
 _CROP = re.compile(r"augmentations(\.\d+\.crop_size)?")
 
 
@@ -159,14 +162,18 @@ def plan_run(
     images: Sequence[str],
     method: str | None = None,
     overrides: Sequence[str] = (),
+    *,
+    teacher: str | None = None,
     machine: Machine | None = None,
 ) -> Plan:
     """Plans a run on a user's images.
 
     Args:
         images: folders of any depth, or one file that lists images.
-        method: name of a method; ``pcl`` if it is ``None``.
+        method: name of a method; if it is ``None`` ``pcl``, or ``protoseed`` with a teacher.
         overrides: ``key=value``; what they set is not chosen.
+        teacher: what to distil, as
+            :func:`~solo_ext.pretrained.recognise.recognise_teacher` takes it.
         machine: by default this one.
 
     Raises:
@@ -174,13 +181,13 @@ def plan_run(
 
     >>> from solo_ext.data.digits import digits_folder
     >>> machine = Machine(cores=2, memory=2**34)
-    >>> plan = plan_run([str(digits_folder("train"))], "simclr", ["seed=1"], machine)
+    >>> plan = plan_run([str(digits_folder("train"))], "simclr", ["seed=1"], machine=machine)
     >>> plan.config["augmentations"][0]["crop_size"], plan.config["optimizer"]["batch_size"]
     (32, 128)
     >>> [choice.key for choice in plan.choices][:3]
     ['data.no_labels', 'data.holdout', 'augmentations.0.crop_size']
     """
-    method = method or "pcl"
+    method = method or ("pcl" if teacher is None else "protoseed")
     known = [n.partition("/")[2] for n in shipped_configs() if n.startswith(f"{FOLDER}/")]
     if method not in known:
         raise ConfigError(
@@ -192,13 +199,20 @@ def plan_run(
         if key in given:
             remedy = "name it by --method" if key == "method" else "or write a config"
             raise ConfigError(key, given[key], "IMAGES and --method say it", remedy)
+    if (teacher is None) == (method in _TAUGHT) and "method_kwargs.teacher" not in given:
+        if teacher is None:
+            remedy = "name one: --teacher timm/<model>, torchvision/<model>, a run or a file"
+            raise ConfigError("--method", method, "it learns from a teacher", remedy)
+        remedy = f"take {' or '.join(_TAUGHT)}, or leave --teacher out"
+        raise ConfigError("--method", method, "it has no teacher", remedy)
     no_labels = given.get("data.no_labels")
     pictures = look_at(images, no_labels if isinstance(no_labels, bool) else None)
     config = compose(f"{FOLDER}/{method}", overrides)
     config["data"] |= pictures.data
     if "name" not in given:
         config["name"] = pictures.name
-    rules = _Rules(config, given, pictures, machine or Machine.here())
+    taught_by = None if teacher is None else recognise_teacher(teacher, "--teacher")
+    rules = _Rules(config, given, pictures, machine or Machine.here(), taught_by)
     return Plan(config, pictures, rules.apply())
 
 
@@ -332,7 +346,9 @@ class _Rules:
         given: Mapping[str, Any],
         pictures: Pictures,
         machine: Machine,
+        teacher: TeacherKwargs | None = None,
     ) -> None:
+        self.taught_by = teacher
         self.config, self.given, self.pictures, self.machine = config, given, pictures, machine
         accelerator = config.get("accelerator")
         self.gpu = bool(machine.gpus) and accelerator in ("auto", "gpu", "cuda")
@@ -344,6 +360,7 @@ class _Rules:
             self.labels,
             self.holdout,
             self.crop,
+            self.teacher,
             self.backbone,
             self.devices,
             self.batch,
@@ -429,6 +446,20 @@ class _Rules:
             if crop <= 32:
                 # As in solo-learn's configs for CIFAR.
                 self.set(f"augmentations.{place}.gaussian_blur.prob", 0.0, "", shown=False)
+
+    def teacher(self) -> None:
+        if self.taught_by is None:
+            return
+        found = student_settings(self.taught_by, self.side)
+        teacher, head = found.method_kwargs["teacher"], found.method_kwargs["head"]
+        self.set("method_kwargs.teacher", teacher, "", shown=False)
+        self.choices.append(Choice("teacher", teacher["layout"], found.description))
+        why = "of the same layers as the teacher's" if head == "teacher" else "the teacher has none"
+        self.set("method_kwargs.head", head, why)
+        if found.crop_size != self.side:
+            why = "what the teacher takes"
+            for place in range(len(self.config["augmentations"])):
+                self.set(f"augmentations.{place}.crop_size", found.crop_size, why, shown=not place)
 
     def backbone(self) -> None:
         large = self.gpu and self.side >= 128 and self.pictures.count >= 50_000
@@ -536,7 +567,7 @@ class _Rules:
         self, kwargs: Mapping[str, Any], epochs: int, batch: int
     ) -> Iterable[tuple[str, Any]]:
         images = self.training
-        builtin = self.config["method"] not in METHODS
+        builtin = self.config["method"] in BUILTIN_KWARGS
         if builtin and kwargs.get("queue_size"):
             yield "queue_size", capped_queue(kwargs["queue_size"])(images, batch)
         if builtin and isinstance(kwargs.get("num_prototypes"), int):

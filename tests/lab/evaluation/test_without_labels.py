@@ -14,6 +14,7 @@ from PIL import Image
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.cli.main import main
+from solo_ext.lab.evaluation import pictures
 from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.models import EvalRun
@@ -187,10 +188,11 @@ def test_a_suite_measures_what_is_possible(
     assert {entry["status"] for entry in record["entries"]} == {"done"}
     assert record["failed"] == []
     left_out = [name for name, kind in PROTOCOLS.items() if kind.by_default and kind.needs_labels]
-    assert [entry["protocol"] for entry in record["left_out"]] == left_out
-    assert {entry["reason"].split(": ")[1] for entry in record["left_out"]} == {
-        "the run was trained without labels"
-    }
+    reasons = {entry["protocol"]: entry["reason"].split(": ")[1] for entry in record["left_out"]}
+    # It is a run of SimCLR.
+    assert reasons.pop("clusters") == "it has no clusters"
+    assert list(reasons) == left_out
+    assert set(reasons.values()) == {"the run was trained without labels"}
     page = (run / "eval_suite.html").read_text()
     for text in (shown, page):
         assert f"Left out: {', '.join(left_out)} (data.train_path=" in text
@@ -253,3 +255,22 @@ def test_measured_while_training_on_training_images(
 
 def test_default_of_runs_with_labels(make_config: MakeConfig) -> None:
     assert prepare(make_config("simclr")).run.online_eval.protocols == ["knn"]
+
+
+def test_neighbours_beside_unreadable_images(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is shown is what was compared: rows of features are fewer than images."""
+    whole = flattened(images, tmp_path / "whole")
+    first = min(whole.iterdir())
+    first.write_bytes(b"broken")
+    shown: list[str] = []
+    name_of = pictures.name_of
+    monkeypatch.setattr(pictures, "name_of", lambda *of: shown.append(name_of(*of)) or shown[-1])
+    data = {"train_path": str(whole), "val_path": str(whole), "no_labels": True}
+    given = {"data": {**data, "unreadable": "skip"}, "crop_size": 16, "num_workers": 0}
+    evaluate("pixels", "neighbors", {**given, "queries": 5, "k": 2, "out": str(tmp_path)})
+    # Each image is the nearest to itself, as the two splits are the same.
+    assert len(shown) == 15
+    assert shown[::3] == shown[1::3]
+    assert str(first) not in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,7 @@ def test_odd_files_are_named_or_read(tmp_path: Path) -> None:
     (root / "torn.png").write_bytes((root / "0.png").read_bytes()[:20])
     found = look_at([str(root)])
     assert set(map(Path, found.unreadable)) == {root / "empty.png", root / "torn.png"}
-    plan = plan_run([str(root)], "simclr", TINY, CPU)
+    plan = plan_run([str(root)], "simclr", TINY, machine=CPU)
     assert any("2 are unreadable and will be left out" in line for line in plan.lines())
     assert plan.config["data"]["unreadable"] == "skip"
 
@@ -211,7 +210,7 @@ def test_what_is_given_is_not_chosen(album: Path) -> None:
         "seed": 11,
     }
     given = [f"{key}={'null' if value is None else value}" for key, value in words.items()]
-    plan = plan_run([str(album)], "simclr", given, CPU)
+    plan = plan_run([str(album)], "simclr", given, machine=CPU)
     assert not words.keys() & seen(plan).keys()
     config = plan.config
     assert config["augmentations"][0]["crop_size"] == 64
@@ -221,9 +220,9 @@ def test_what_is_given_is_not_chosen(album: Path) -> None:
     assert config["backbone"]["kwargs"] == {"img_size": 64, "patch_size": 8}
     for wrong_word in ("method=byol", "data.train_path=x", "data.format=h5"):
         with pytest.raises(ConfigError, match="IMAGES and --method say it"):
-            plan_run([str(album)], "simclr", [wrong_word], CPU)
+            plan_run([str(album)], "simclr", [wrong_word], machine=CPU)
     with pytest.raises(ConfigError, match="did you mean 'simclr'"):
-        plan_run([str(album)], "simcrl", [], CPU)
+        plan_run([str(album)], "simcrl", [], machine=CPU)
 
 
 @pytest.mark.parametrize(
@@ -239,17 +238,19 @@ def test_every_method_can_start(method: str, album: Path) -> None:
     words = ["accelerator=cpu", "data.num_workers=0"]
     if method not in ("mae",):
         words += TINY[:2]
-    prepared = prepare(plan_run([str(album)], method, words, CPU).config)
+    prepared = prepare(plan_run([str(album)], method, words, machine=CPU).config)
     assert len(prepared.train) == 54
     assert prepared.val is not None
     assert len(prepared.val) == 6
 
 
 def test_supcon_takes_class_folders(album: Path, tmp_path: Path) -> None:
-    prepared = prepare(plan_run([str(classes(tmp_path, "a b", 40))], "supcon", TINY, CPU).config)
+    prepared = prepare(
+        plan_run([str(classes(tmp_path, "a b", 40))], "supcon", TINY, machine=CPU).config
+    )
     assert prepared.run.data.num_classes == 2
     with pytest.raises(ConfigError, match="supcon learns from labels"):
-        prepare(plan_run([str(album)], "supcon", TINY, CPU).config)
+        prepare(plan_run([str(album)], "supcon", TINY, machine=CPU).config)
 
 
 def test_every_method_of_solo_learn_and_of_ours_has_a_config() -> None:
@@ -257,6 +258,44 @@ def test_every_method_of_solo_learn_and_of_ours_has_a_config() -> None:
     from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 
     assert set(METHODS) == {*BUILTIN_KWARGS, *methods.METHODS}
+
+
+def test_a_teacher_by_one_word(album: Path, tmp_path: Path) -> None:
+    import timm
+
+    file = tmp_path / "weights.pth"
+    torch.save(timm.create_model("resnet18").state_dict(), file)
+    plan = plan_run([str(album)], None, TINY, teacher=str(file), machine=CPU)
+    assert plan.config["method"] == "protoseed"
+    kwargs = plan.config["method_kwargs"]
+    assert (kwargs["teacher"]["layout"], kwargs["teacher"]["model"]) == ("torchvision", "resnet18")
+    assert kwargs["head"] == "mlp"
+    assert "teacher=torchvision" in "\n".join(plan.lines())
+    prepared = prepare(plan.config)
+    assert prepared.run.method_kwargs.teacher.path == str(file)
+    seed = plan_run([str(album)], "seed", TINY, teacher=str(file), machine=CPU)
+    assert seed.config["method_kwargs"]["teacher"] == kwargs["teacher"]
+    for method, teacher, problem in (
+        ("simclr", str(file), "it has no teacher"),
+        ("seed", None, "it learns from a teacher"),
+        (None, str(tmp_path / "nothing"), "no such file or folder"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            plan_run([str(album)], method, TINY, teacher=teacher, machine=CPU)
+
+
+@pytest.mark.slow
+def test_crops_fit_a_vision_transformer_that_teaches(album: Path, tmp_path: Path) -> None:
+    """Its patches of 14 pixels do not divide crops of 32."""
+    import timm
+
+    file = tmp_path / "dinov2.pth"
+    network = timm.create_model("vit_small_patch14_dinov2", num_classes=0)
+    torch.save(network.state_dict(), file)
+    plan = plan_run([str(album)], None, TINY, teacher=str(file), machine=CPU)
+    assert plan.config["augmentations"][0]["crop_size"] == 28
+    assert "what the teacher takes" in "\n".join(plan.lines())
+    assert prepare(plan.config).run.method_kwargs.teacher.model == "vit_small_patch14_dinov2"
 
 
 @pytest.mark.slow
@@ -272,7 +311,8 @@ def test_the_runs_own_config_is_the_same_run(
     assert config == yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     again = train(prepare(config), run_dir=tmp_path / "again", show_progress=False)
     weights = [torch.load(run.checkpoint, weights_only=True)["state_dict"] for run in (done, again)]
-    assert all(map(torch.equal, *(itertools.chain(w.values()) for w in weights)))
+    differ = [key for key in weights[0] if not torch.equal(weights[0][key], weights[1][key])]
+    assert not differ
     assert done.load == f'timm.create_model("local-dir:{done.model}", pretrained=True)'
     model = timm.create_model(f"local-dir:{done.model}", pretrained=True)
     held = model.state_dict()
