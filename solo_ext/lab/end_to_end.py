@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from solo_ext.core.distributed import rank
+from lightning.pytorch.utilities import rank_zero_only
+
 from solo_ext.core.errors import UserError
 from solo_ext.lab.report.run_page import report
 from solo_ext.lab.training.own_images import plan_run
 from solo_ext.lab.training.prepare import prepare
-from solo_ext.lab.training.pretrain import PretrainResult, pretrain
+from solo_ext.lab.training.pretrain import PretrainResult, pretrain, resume
 from solo_ext.pretrained.export import DEFAULT_NAMES, Export, export
 
+CHOICES = "choices.txt"
+"""File of a run directory: the block that says what was chosen. Only such a run has it."""
 _SHOWN = 2000
 """Images that are embedded for the page at the end of a run."""
 
@@ -60,11 +63,38 @@ def pretrain_images(
     plan = plan_run(images, method, overrides, teacher=teacher)
     for line in plan.lines():
         say(line)
-    result = pretrain(prepare(plan.config), run_dir=run_dir, force=force)
-    if rank() or result.checkpoint is None:
-        return Trained(**vars(result))
+    records = {CHOICES: "".join(f"{line}\n" for line in plan.lines())}
+    result = pretrain(prepare(plan.config), run_dir=run_dir, force=force, records=records)
+    return _finished(result, say)
+
+
+def go_on(
+    run_dir: Path,
+    overrides: Sequence[str] = (),
+    *,
+    force: bool = False,
+    say: Callable[[str], object] = print,
+) -> PretrainResult:
+    """Continues a run; one on a user's images ends with its model and its page too.
+
+    Args:
+        run_dir: as for :func:`~solo_ext.lab.training.pretrain.resume`, as are ``overrides`` and
+            ``force``.
+        say: called with a line if there is no page.
+
+    Raises:
+        UserError: as :func:`~solo_ext.lab.training.pretrain.resume`.
+    """
+    result = resume(run_dir, overrides, force=force)
+    return _finished(result, say) if (run_dir / CHOICES).is_file() else result
+
+
+def _finished(result: PretrainResult, say: Callable[[str], object]) -> Trained:
+    done = Trained(**vars(result))
+    if getattr(rank_zero_only, "rank", 0) or result.checkpoint is None:
+        return done
     model = _exported(result.run_dir)
-    done = Trained(**vars(result), model=model.out, load=model.load)
+    done = replace(done, model=model.out, load=model.load)
     try:
         return replace(done, report=report(result.run_dir, samples=_SHOWN))
     except UserError as error:

@@ -113,7 +113,7 @@ def _doctor(args: argparse.Namespace) -> Any:
 def _pretrain(args: argparse.Namespace) -> Any:
     from solo_ext.config.compose import compose
     from solo_ext.lab.training.prepare import check_folder, prepare
-    from solo_ext.lab.training.pretrain import pretrain, resume
+    from solo_ext.lab.training.pretrain import pretrain
     from solo_ext.lab.training.run_dir import check_run_dir
 
     show_messages()
@@ -144,7 +144,9 @@ def _pretrain(args: argparse.Namespace) -> Any:
             *given, teacher=args.teacher, run_dir=run_dir, force=args.force, say=tell
         )
     elif args.resume is not None:
-        result = resume(Path(args.resume), overrides, force=args.force)
+        from solo_ext.lab.end_to_end import go_on
+
+        result = go_on(Path(args.resume), overrides, force=args.force, say=tell)
     else:
         folder = Path(args.config_path) if args.config_path else None
         prepared = prepare(compose(args.config_name, overrides, folder))
@@ -152,7 +154,7 @@ def _pretrain(args: argparse.Namespace) -> Any:
     speed = f"{result.seconds:.1f} s, {result.images_per_second:.0f} images/s"
     tell(f"run directory  {result.run_dir}")
     tell(f"{result.epochs} {'epoch' if result.epochs == 1 else 'epochs'}, {speed}")
-    if images and result.model is not None:
+    if getattr(result, "model", None) is not None:
         tell(f"model          {result.model}")
         tell(f"load           {result.load}")
         if result.report is not None:

@@ -44,7 +44,8 @@ RECORD, PAGE, PICTURES = "eval_suite.json", "eval_suite.html", "eval_suite"
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn")
 _NAMES = {
     **{"acc1": "top-1", "acc5": "top-5", "map": "mAP", "nmi": "NMI", "ari": "ARI", "knn": "kNN"},
-    "ci95": "± (95 %)",
+    **{"infonce": "InfoNCE", "protonce": "ProtoNCE", "alphareq": "alpha-ReQ"},
+    **{"rankme": "RankMe", "lidar": "LiDAR", "ci95": "± (95 %)"},
 }
 """Names of numbers in headings."""
 _FILES = ("picture", "files")
@@ -370,6 +371,8 @@ def words(key: str) -> str:
     >>> words("recall_5"), words("knn_acc1")
     ('recall 5', 'kNN top-1')
     """
+    for name in ("info_nce", "proto_nce", "alpha_req"):
+        key = key.replace(name, name.replace("_", ""))
     return " ".join(_NAMES.get(word, word) for word in key.split("_"))
 
 

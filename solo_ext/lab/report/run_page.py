@@ -244,9 +244,9 @@ def _words(key: str) -> str:
 
 
 def _sentence(key: str) -> str:
-    """The words of a key with a capital, but `kNN` and `mAP` as they are."""
+    """The words of a key with a capital, but names such as `kNN` as they are."""
     text = _words(key)
-    return text if text[:3] in ("kNN", "mAP") else text[:1].upper() + text[1:]
+    return text if text[:3] in ("kNN", "mAP", "alp") else text[:1].upper() + text[1:]
 
 
 def _evaluations(run_dir: Path) -> Iterator[Section]:

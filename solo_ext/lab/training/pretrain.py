@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,7 @@ def pretrain(
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
     force: bool = False,
+    records: Mapping[str, str] | None = None,
 ) -> PretrainResult:
     """Trains from the start, or continues from the run's last checkpoint.
 
@@ -127,6 +128,7 @@ def pretrain(
         callbacks: further Lightning callbacks.
         show_progress: report progress on standard error.
         force: continue even if the checkpoint is of other settings or images.
+        records: texts by name of a file that is written beside the run's own records.
 
     Raises:
         UserError: a checkpoint that cannot be used, a logger that is not installed, another process
@@ -180,6 +182,8 @@ def pretrain(
         if checkpoint is not None:
             warn_of_changes(run_dir, patched)
         _write_records(run_dir, prepared, patched)
+        for file, text in (records or {}).items():
+            write_text(run_dir / file, text)
         if start is not None:
             write_text(run_dir / WEIGHTS, json.dumps(start.record(), indent=1))
 

@@ -76,3 +76,17 @@ def test_what_is_asked_for_and_is_not_there(photos: Path, command: Command) -> N
         assert refused.code == 2, refused.err
         assert "Traceback" not in refused.err
         assert problem in refused.lines[-1]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_ends_with_its_model_too(photos: Path, command: Command) -> None:
+    """Here it is one that has more epochs to go."""
+    run = ("pretrain", "photos", "--method", "simclr", *TINY, "--run-dir", "run")
+    assert command(*run).code == 0
+    assert "images  61 in" in Path("run/choices.txt").read_text()
+    before = Path("run/export-timm/model.safetensors").read_bytes()
+    Path("run/report.html").unlink()
+    again = document(command("pretrain", "--resume", "run", "max_epochs=2", "--force", "--json"))
+    assert again["epochs"] == 2
+    assert Path(again["report"]).is_file()
+    assert Path(again["model"], "model.safetensors").read_bytes() != before

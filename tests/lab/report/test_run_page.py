@@ -59,7 +59,7 @@ def test_numbers_and_curves_are_those_of_the_run(run_dir: Path) -> None:
     assert cards["Epochs"] == "3"
     assert cards["Time"] == "6 s"
     assert cards["Images/s"] == "20"
-    assert cards["Info nce loss"] == "2"
+    assert cards["InfoNCE loss"] == "2"
     assert cards["Spread"] == "0.75"
     assert cards["kNN top-1"] == "60"
     assert not any("class" in name.lower() for name in cards)
