@@ -462,24 +462,28 @@ class _Rules:
                 self.set(f"augmentations.{place}.crop_size", found.crop_size, why, shown=not place)
 
     def backbone(self) -> None:
-        large = self.gpu and self.side >= 128 and self.pictures.count >= 50_000
-        if self.config["backbone"]["name"].startswith(PREFIX):
+        section = self.config["backbone"]
+        weights = str(section.get("weights") or "")
+        library, _, model = weights.partition("/")
+        if library in ("timm", "torchvision") and model:
+            # Without the tag of the weights.
+            name = f"{PREFIX}{re.split('[.:]', model)[0]}"
+            self.set("backbone.name", name, "the network of the weights")
+        elif section["name"].startswith(PREFIX):
+            large = self.gpu and self.side >= 128 and self.pictures.count >= 50_000
             why = f"{self.pictures.count:,} images, {self.where}"
             self.set("backbone.name", "timm/resnet50" if large else "timm/resnet18", why)
-        name, kwargs = (
-            self.config["backbone"]["name"],
-            self.config["backbone"].setdefault("kwargs", {}),
-        )
         if self.is_given("backbone.kwargs"):
             return
+        kwargs, name = section.setdefault("kwargs", {}), section["name"]
         if _is_vit(name):
             if self.side != 224:
                 kwargs["img_size"] = self.side
-            if self.side <= SMALL_SIDE:
+            if self.side <= SMALL_SIDE and not weights:
                 kwargs["patch_size"] = max(2, self.side // 8)
-        elif name.startswith(PREFIX) and self.side <= SMALL_SIDE and not self.gpu:
+        elif name.startswith(PREFIX) and self.side <= SMALL_SIDE and (weights or not self.gpu):
             why = "the stem for small images takes four times as long, and this is a CPU"
-            self.set("backbone.kwargs.small_stem", False, why)
+            self.set("backbone.kwargs.small_stem", False, "that of the weights" if weights else why)
 
     def devices(self) -> None:
         gpus = self.machine.gpus

@@ -225,6 +225,20 @@ def test_what_is_given_is_not_chosen(album: Path) -> None:
         plan_run([str(album)], "simcrl", [], machine=CPU)
 
 
+def test_the_network_of_the_weights_that_a_run_starts_from(album: Path) -> None:
+    words = ["backbone.weights=timm/resnet34.a1_in1k"]
+    config = plan_run([str(album)], "simclr", words, machine=CPU).config
+    assert config["backbone"] == {
+        "name": "timm/resnet34",
+        "kwargs": {"small_stem": False},
+        "weights": "timm/resnet34.a1_in1k",
+    }
+    words = ["backbone.weights=torchvision/resnet50:IMAGENET1K_V2"]
+    config = plan_run([str(album)], "simclr", words, machine=GPU).config
+    assert config["backbone"]["name"] == "timm/resnet50"
+    assert config["backbone"]["kwargs"] == {"small_stem": False}
+
+
 @pytest.mark.parametrize(
     "method",
     [
