@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +267,17 @@ def test_supcon_takes_class_folders(album: Path, tmp_path: Path) -> None:
     assert prepared.run.data.num_classes == 2
     with pytest.raises(ConfigError, match="supcon learns from labels"):
         prepare(plan_run([str(album)], "supcon", TINY, machine=CPU).config)
+
+
+def test_every_rule_is_on_its_page() -> None:
+    from solo_ext.lab.training.own_images import _Rules
+
+    keys = re.findall(r'self\.set\(\s*f?"([a-z_.]+)', inspect.getsource(_Rules))
+    assert {"max_epochs", "data.holdout"} <= set(keys)
+    page = (Path(__file__).parents[3] / "docs" / "start" / "choices.md").read_text()
+    sections = ("augmentations.", "method_kwargs.", "backbone.kwargs.")
+    told = {next((k for k in sections if key.startswith(k)), key).strip(".") for key in keys}
+    assert not [key for key in sorted(told) if key not in page]
 
 
 def test_every_method_of_solo_learn_and_of_ours_has_a_config() -> None:
