@@ -41,7 +41,7 @@ class Views(Protocol):
 
     Attributes:
         samples: most images that are measured; they are drawn with ``seed``.
-        k: number of neighbours that two views are compared by.
+        k: number of neighbours that two views are compared by, at most a quarter of the images.
         lidar_images: number of these images that LiDAR is measured on.
         lidar_views: views of each of them. The paper has 1,000 images of 50 views.
         delta: added to the variance within images, as in the paper.
@@ -105,7 +105,8 @@ class Views(Protocol):
             problem = f"the {self.split} split has {len(pairs)} images, and this needs two"
             raise ConfigError("split", self.split, problem, "give more images")
         first, second = pairs.unbind(1)
-        k = min(self.k, len(pairs) - 1)
+        # Among few images all are neighbours of each other.
+        k = max(1, min(self.k, (len(pairs) - 1) // 4))
         alpha = alpha_req(first)
         units = F.normalize(first, dim=1), F.normalize(second, dim=1)
         return [

@@ -65,9 +65,9 @@ class Galleries:
             found = [found[place] for place in places]
         sizes = [f"{k:,}" for k, _ in found]
         text = (
-            "A concentration is the mean distance of a cluster's images to its prototype, made "
-            "larger for small clusters: small is tight. Each row begins with the images nearest to "
-            "the prototype; the farthest ones follow."
+            "A prototype is the middle of a cluster. A concentration is the mean distance of a "
+            "cluster's images to its prototype, made larger for small clusters: small is tight. "
+            "Each row begins with the images nearest to the prototype; the farthest ones follow."
         )
         yield Section(f"Clusters ({', '.join(sizes)})", [Paragraph(text, "soft")])
         for k, clusters in found:
@@ -119,9 +119,9 @@ class Galleries:
         share = sum(count for _, count in home.values()) / len(self.embedded)
         blocks: list[Block] = [
             Paragraph(
-                f"{share:.0%} of the images lie in the one of {coarse:,} clusters that holds most "
-                f"of their cluster of {fine:,}. Each row shows the image nearest to the prototype "
-                "of a coarse cluster, then those of the fine clusters that lie mostly in it."
+                f"{share:.0%} of the images are in the same of {coarse:,} coarse clusters as "
+                f"most of their fine cluster of {fine:,}. Each row shows the image nearest to the "
+                "prototype of a coarse cluster, then those of the fine clusters in it."
             )
         ]
         largest = sorted(upper.sizes, key=lambda c: (-upper.sizes[c], c))[:_PARENTS]
@@ -159,19 +159,19 @@ class Galleries:
 
         found = near_duplicates(places, cosines)
         above = sum(cosine > DUPLICATE for _, _, cosine in found)
-        table, pictures, notes = [], [], []
-        for first, second, cosine in found[:_PAIRS]:
-            pictures += [rows[first], rows[second]]
-            notes += [f"{cosine:.4f}"] * 2
-            table.append([names[rows[first]], names[rows[second]], f"{cosine:.4f}"])
+        table, galleries = [], list[Block]()
+        for place, (first, second, cosine) in enumerate(found[:_PAIRS], 1):
+            both, note = [rows[first], rows[second]], f"{cosine:.4f}"
+            galleries.append(self._gallery(both, [note, note], f"Pair {place}"))
+            table.append([names[rows[first]], names[rows[second]], note])
         pairs = "pair has" if above == 1 else "pairs have"
         text = (
             f"{about}{above:,} {pairs} a cosine above {DUPLICATE}, counted among the "
-            f"{places.shape[1]} nearest neighbours of each image; the most alike are shown."
+            f"{places.shape[1]} nearest neighbours of each image; the most alike are shown. "
+            "A network that has hardly learned takes pictures that differ for duplicates."
         )
         listed = Table(["Image", "Its near duplicate", "Cosine"], table, frozenset({2}))
-        gallery = self._gallery(pictures, notes)
-        yield Section("Near duplicates", [Paragraph(text, "soft"), gallery, listed])
+        yield Section("Near duplicates", [Paragraph(text, "soft"), *galleries, listed])
 
         means = cosines.mean(1)
         lowest = np.argsort(means, kind="stable")[:_OUTLIERS]

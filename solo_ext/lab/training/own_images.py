@@ -20,14 +20,17 @@ import timm
 import torch
 from PIL import Image
 
+from solo_ext.config.check import check_run, common_config
 from solo_ext.config.compose import compose, parse, shipped_configs
-from solo_ext.config.schema import MOST_WORKERS, Images
+from solo_ext.config.schema import MOST_WORKERS, Backbone, Images
 from solo_ext.core.errors import ConfigError, suggest_name
+from solo_ext.core.files import read_text
 from solo_ext.data.folders import are_plainly_classes
 from solo_ext.data.images import class_names, files_of, open_images
 from solo_ext.data.reading import FORMATS, UnreadableImage, read_file, unwrap_dataset
 from solo_ext.host.backbones import PREFIX, SMALL_SIDE
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
+from solo_ext.lab.training.run_dir import ARGS
 from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.methods.registry import capped_prototypes, capped_queue
 from solo_ext.pretrained.recognise import recognise_teacher, student_settings
@@ -213,7 +216,10 @@ def plan_run(
         config["name"] = pictures.name
     taught_by = None if teacher is None else recognise_teacher(teacher, "--teacher")
     rules = _Rules(config, given, pictures, machine or Machine.here(), taught_by)
-    return Plan(config, pictures, rules.apply())
+    choices = rules.apply()
+    # Before anything is said or trained: a misspelt key would be listed nowhere.
+    check_run(config)
+    return Plan(config, pictures, choices)
 
 
 def look_at(images: Sequence[str], no_labels: bool | None = None) -> Pictures:
@@ -453,7 +459,9 @@ class _Rules:
         found = student_settings(self.taught_by, self.side)
         teacher, head = found.method_kwargs["teacher"], found.method_kwargs["head"]
         self.set("method_kwargs.teacher", teacher, "", shown=False)
-        self.choices.append(Choice("teacher", teacher["layout"], found.description))
+        self.choices.append(
+            Choice("method_kwargs.teacher.layout", teacher["layout"], found.description)
+        )
         why = "of the same layers as the teacher's" if head == "teacher" else "the teacher has none"
         self.set("method_kwargs.head", head, why)
         if found.crop_size != self.side:
@@ -469,6 +477,10 @@ class _Rules:
             # Without the tag of the weights.
             name = f"{PREFIX}{re.split('[.:]', model)[0]}"
             self.set("backbone.name", name, "the network of the weights")
+        elif held := _network_of(weights):
+            self.set("backbone.name", held.name, "that of the run whose weights it starts from")
+            self.set("backbone.kwargs", held.kwargs, "", shown=False)
+            return
         elif section["name"].startswith(PREFIX):
             large = self.gpu and self.side >= 128 and self.pictures.count >= 50_000
             why = f"{self.pictures.count:,} images, {self.where}"
@@ -524,7 +536,7 @@ class _Rules:
             self.set("optimizer.weight_decay", 0.1, "", shown=False)
         lr, batch = optimizer["lr"], optimizer["batch_size"]
         if not self.is_given("optimizer.lr"):
-            why = f"the method's, per 256 images; {lr * batch / 256:.3g} for {batch}"
+            why = f"the method's for a batch of 256; scaled to {lr * batch / 256:.3g} for {batch}"
             self.choices.append(Choice("optimizer.lr", lr, why))
 
     def precision(self) -> None:
@@ -591,6 +603,14 @@ class _Rules:
         if self.config["data"].get("holdout") or self.config["data"].get("val_path"):
             every = max(1, int(self.config["max_epochs"]) // 10)
             self.set("online_eval.every_n_epochs", every, "measured on held-out images")
+
+
+def _network_of(weights: str) -> Backbone | None:
+    """The network of a run directory."""
+    file = Path(weights).expanduser() / ARGS
+    if not weights or not file.is_file():
+        return None
+    return common_config(json.loads(read_text(file))).backbone
 
 
 def _is_vit(name: str) -> bool:

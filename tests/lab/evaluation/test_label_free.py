@@ -227,8 +227,9 @@ def test_numbers_are_those_of_the_features_of_the_views(bare: Path) -> None:
         for z in (u, v)
     ]
     assert row["uniformity"] == pytest.approx(sum(potentials) / 2, rel=1e-3)
-    assert row["neighbor_overlap"] == pytest.approx(overlap_by_hand(first, second, 4), abs=2.1)
-    assert row["k"] == 4
+    # At most a quarter of the 11 other images.
+    assert row["neighbor_overlap"] == pytest.approx(overlap_by_hand(first, second, 2), abs=2.1)
+    assert row["k"] == 2
 
 
 def _key() -> int:

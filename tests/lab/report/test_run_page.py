@@ -95,7 +95,9 @@ def test_pictures_clusters_and_map(run_dir: Path, make_embedded: MakeEmbedded) -
     said = [p.text for p in page.all("p", "soft")]
     assert "Tight: cluster 0, 10 images, concentration 0.1" in said
     assert "Loose: cluster 2, 10 images, concentration 0.3" in said
-    assert any(p.text.startswith("100% of the images lie") for p in page.all("p"))
+    assert any(
+        p.text.startswith("100% of the images are in the same of 3 coarse") for p in page.all("p")
+    )
 
 
 def test_a_gallery_begins_at_the_prototype(run_dir: Path, make_embedded: MakeEmbedded) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -223,11 +224,13 @@ def test_what_is_given_is_not_chosen(album: Path) -> None:
     for wrong_word in ("method=byol", "data.train_path=x", "data.format=h5"):
         with pytest.raises(ConfigError, match="IMAGES and --method say it"):
             plan_run([str(album)], "simclr", [wrong_word], machine=CPU)
+    with pytest.raises(ConfigError, match="epochs=2: unknown key"):
+        plan_run([str(album)], "simclr", ["epochs=2"], machine=CPU)
     with pytest.raises(ConfigError, match="did you mean 'simclr'"):
         plan_run([str(album)], "simcrl", [], machine=CPU)
 
 
-def test_the_network_of_the_weights_that_a_run_starts_from(album: Path) -> None:
+def test_the_network_of_the_weights_that_a_run_starts_from(album: Path, tmp_path: Path) -> None:
     words = ["backbone.weights=timm/resnet34.a1_in1k"]
     config = plan_run([str(album)], "simclr", words, machine=CPU).config
     assert config["backbone"] == {
@@ -235,6 +238,13 @@ def test_the_network_of_the_weights_that_a_run_starts_from(album: Path) -> None:
         "kwargs": {"small_stem": False},
         "weights": "timm/resnet34.a1_in1k",
     }
+    args = {"backbone": {"name": "timm/resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}}}
+    args |= {"data": {"dataset": "custom"}, "augmentations": [{"crop_size": 32}]}
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "args.json").write_text(json.dumps(args | {"optimizer": {"batch_size": 8}}))
+    config = plan_run([str(album)], "simclr", [f"backbone.weights='{run}'"], machine=CPU).config
+    assert config["backbone"] == {**args["backbone"], "weights": str(run)}
     words = ["backbone.weights=torchvision/resnet50:IMAGENET1K_V2"]
     config = plan_run([str(album)], "simclr", words, machine=GPU).config
     assert config["backbone"]["name"] == "timm/resnet50"
@@ -297,7 +307,7 @@ def test_a_teacher_by_one_word(album: Path, tmp_path: Path) -> None:
     kwargs = plan.config["method_kwargs"]
     assert (kwargs["teacher"]["layout"], kwargs["teacher"]["model"]) == ("torchvision", "resnet18")
     assert kwargs["head"] == "mlp"
-    assert "teacher=torchvision" in "\n".join(plan.lines())
+    assert "teacher.layout=torchvision" in "\n".join(plan.lines())
     prepared = prepare(plan.config)
     assert prepared.run.method_kwargs.teacher.path == str(file)
     seed = plan_run([str(album)], "seed", TINY, teacher=str(file), machine=CPU)
