@@ -54,6 +54,7 @@ _SETTLED = 2_000_000_000
 """Nanoseconds after which another change of a folder is sure to get another timestamp."""
 _FILES = "names", "starts", "targets"
 _FEWEST_OF_A_CLASS, _MOST_CLASSES = 10, 1000
+_SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing", "unlabeled")
 _DATE = re.compile(r"(19|20)\d\d([-_. ]?\d\d){0,2}")
 _LABELLED = re.compile(r"(.*?)[ \t]+([^ \t]+)")
 _NUMBER = re.compile(r"0|-?[1-9]\d{0,5}")
@@ -285,6 +286,8 @@ def unlabelled_folders(roots: Sequence[Path], key: str) -> ImageFiles:
     for one, inner in itertools.permutations(range(len(roots)), 2):
         if real[inner].is_relative_to(real[one]):
             problem = f"it lies in {str(roots[one])!r}, whose images include its own"
+            if real[inner] == real[one]:
+                problem = "it is named twice"
             raise ConfigError(key, str(roots[inner]), problem, "name each folder once")
 
     def walk(found: _Found) -> Iterator[Sample]:
@@ -338,7 +341,7 @@ def are_plainly_classes(root: Path) -> bool:
     """Whether the folders in a folder are classes beyond doubt.
 
     That is two folders or more and nothing but folders, each with ten images or more and no folder
-    in it, and not all of them named like dates.
+    in it, and not all of them named like dates or like splits (``train``, ``val``).
 
     >>> from solo_ext.data.digits import digits_folder
     >>> digits = digits_folder("train")
@@ -351,7 +354,7 @@ def are_plainly_classes(root: Path) -> bool:
     folders = [entry for entry in shown if entry.is_dir()]
     if not 2 <= len(folders) <= _MOST_CLASSES or any(map(_is_image, shown)):
         return False
-    if all(_DATE.fullmatch(folder.name) for folder in folders):
+    if all(_DATE.fullmatch(f.name) or f.name.lower() in _SPLITS for f in folders):
         return False
     for folder in folders:
         inner = _shown(folder.path)
@@ -465,6 +468,22 @@ def file_list(file: Path, key: str, labelled: bool, *, present: bool) -> ImageFi
 
     kind = f"list, labelled={labelled}, present={present}"
     return _listed([file], kind, walk)
+
+
+def list_has_labels(file: Path) -> bool:
+    """Whether the first line of a list is no path as a whole, and so one of ``path label``.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "list.txt"
+    >>> _ = file.write_text("a.png cat")
+    >>> list_has_labels(file)
+    True
+    """
+    with contextlib.suppress(OSError, UnicodeDecodeError), file.open(encoding="utf-8-sig") as text:
+        lines = (line.strip() for line in text)
+        first = next((line for line in lines if line and not line.startswith("#")), "")
+        return bool(_LABELLED.fullmatch(first)) and not (file.parent / first).is_file()
+    return False
 
 
 def parse_text_labels(labels: Collection[str]) -> tuple[dict[str, int], list[str]]:

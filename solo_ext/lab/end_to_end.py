@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from solo_ext.core.errors import UserError
+from solo_ext.core.errors import StoppedBySignal, UserError
+from solo_ext.lab.ending import log_traceback
 from solo_ext.lab.report.run_page import report
 from solo_ext.lab.training.own_images import plan_run
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import PretrainResult, pretrain, resume
-from solo_ext.pretrained.export import DEFAULT_NAMES, Export, export
+from solo_ext.lab.training.run_dir import resume_hint
+from solo_ext.pretrained.export import Export, Format, export
 
 CHOICES = "choices.txt"
 """File of a run directory: the block that says what was chosen. Only such a run has it."""
@@ -59,6 +62,11 @@ def pretrain_images(
 
     Raises:
         UserError: as :func:`plan_run` and :func:`~solo_ext.lab.training.pretrain.pretrain`.
+
+    >>> pretrain_images(["/nowhere"])
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: IMAGES='/nowhere': no such folder; give a folder of ...
     """
     plan = plan_run(images, method, overrides, teacher=teacher)
     for line in plan.lines():
@@ -84,6 +92,11 @@ def go_on(
 
     Raises:
         UserError: as :func:`~solo_ext.lab.training.pretrain.resume`.
+
+    >>> go_on(Path("nowhere"))
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: run directory 'nowhere': no such folder
     """
     result = resume(run_dir, overrides, force=force)
     return _finished(result, say) if (run_dir / CHOICES).is_file() else result
@@ -93,23 +106,40 @@ def _finished(result: PretrainResult, say: Callable[[str], object]) -> Trained:
     done = Trained(**vars(result))
     if getattr(rank_zero_only, "rank", 0) or result.checkpoint is None:
         return done
-    model = _exported(result.run_dir)
-    done = replace(done, model=model.out, load=model.load)
     try:
+        model = _exported(result.run_dir)
+        done = replace(done, model=model.out, load=model.load)
         return replace(done, report=report(result.run_dir, samples=_SHOWN))
-    except UserError as error:
-        # The run is whole without its page.
-        say(f"no page of the run: {error}")
+    except KeyboardInterrupt:
+        hint = resume_hint(result.run_dir)
+        raise StoppedBySignal(f"stopped by SIGINT; {hint}", signal.SIGINT) from None
+    except Exception as error:
+        # The run is whole without them.
+        what = "page" if done.model else "model and page"
+        said = str(error) if isinstance(error, UserError) else log_traceback(error)
+        say(f"no {what} of the run: {said}")
         return done
 
 
 def _exported(run_dir: Path) -> Export:
     """The model in the run directory: a folder for plain timm if timm can build the network."""
-    for form in DEFAULT_NAMES:
-        written = run_dir / DEFAULT_NAMES[form]
-        # It is of an earlier call that trained less.
-        shutil.rmtree(written) if written.is_dir() else written.unlink(missing_ok=True)
-    try:
-        return export(run_dir, "timm")
-    except UserError:
-        return export(run_dir, "safetensors")
+    forms: dict[Format, str] = {"timm": "model", "safetensors": "model.safetensors"}
+    for form, name in forms.items():
+        # Named apart from what `solo-ext export` writes, which stays.
+        scratch, target = run_dir / f".{name}", run_dir / name
+        _remove(scratch)
+        try:
+            done = export(run_dir, form, scratch)
+        except UserError:
+            if form == "safetensors":
+                raise
+            continue
+        for earlier in forms.values():
+            _remove(run_dir / earlier)
+        scratch.rename(target)
+        return replace(done, out=target)
+    raise AssertionError
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

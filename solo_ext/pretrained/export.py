@@ -92,7 +92,7 @@ class Export:
     def load(self) -> str:
         """Python code that loads the export, or settings that make a library load it."""
         if self.out.is_dir():
-            return f'timm.create_model("local-dir:{self.out}", pretrained=True)'
+            return f"timm.create_model({json.dumps(f'local-dir:{self.out}')}, pretrained=True)"
         if self.out.suffix == ".pth":
             return f'model.backbone.body.load_state_dict(torch.load("{self.out}"))'
         if self.out.suffix == ".pkl" and self.architecture is not None:
@@ -101,7 +101,7 @@ class Export:
                 f"MODEL.WEIGHTS {self.out} "
                 f"{detectron2_settings(self.architecture, about.mean, about.std)}"
             )
-        return f'solo_ext.load_exported("{self.out}")'
+        return f"solo_ext.load_exported({json.dumps(str(self.out))})"
 
 
 def export(path: Path, form: Format, out: Path | None = None) -> Export:

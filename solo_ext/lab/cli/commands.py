@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -138,6 +139,7 @@ def _pretrain(args: argparse.Namespace) -> Any:
             plan = plan_run(images, args.method, overrides, teacher=args.teacher)
             for line in plan.lines():
                 tell(line)
+            prepare(plan.config)
             return plan.config
         given = images, args.method, overrides
         result: Any = pretrain_images(
@@ -170,7 +172,7 @@ def _next_command(run_dir: Path) -> str:
     data = read_config(run_dir)["data"]
     measured = data["val_path"] or data["holdout"]
     protocol = "knn" if measured and not data["no_labels"] else "suite"
-    return f"solo-ext eval {protocol} {run_dir}"
+    return f"solo-ext eval {protocol} {shlex.quote(str(run_dir))}"
 
 
 def _images_and_overrides(words: list[str]) -> tuple[list[str], list[str]]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from solo_ext import __version__
 from solo_ext.config.schema import DALI, CommonConfig, Crop
@@ -212,6 +212,14 @@ class EvalContext:
         """The index of the image that a row of features is of."""
         places = self.readable.get(split)
         return row if places is None else int(places[row])
+
+    def own_rows(self) -> Tensor | None:
+        """Row of the training features that each row of the test split is, if it is drawn."""
+        if self.drawn is None:
+            return None
+        read, trained = self.readable.get("val"), self.readable.get("train")
+        images = self.drawn if read is None else self.drawn[read]
+        return torch.from_numpy(images if trained is None else np.searchsorted(trained, images))
 
     def _features(self, split: Split, images: Images) -> Rows:
         backbone, report, device = self.model.backbone, self.report(split), self.device

@@ -32,6 +32,7 @@ from solo_ext.data.folders import (
     are_plainly_classes,
     class_folders,
     file_list,
+    list_has_labels,
     unlabelled_folders,
 )
 from solo_ext.data.images import images_fingerprint, open_images, part_of
@@ -460,19 +461,10 @@ def _images_of(paths: Sequence[str | Path]) -> ImageFiles:
             raise UserError(f"{str(root)!r}: no such folder; give folders of images, or one list")
     first = roots[0]
     if first.is_file():
-        return file_list(first, "IMAGES", _has_labels(first), present=False)
+        return file_list(first, "IMAGES", list_has_labels(first), present=False)
     if len(roots) == 1 and are_plainly_classes(first):
         return class_folders(first, "IMAGES")
     found = unlabelled_folders(roots, "IMAGES")
     if not len(found):
         raise UserError(f"{str(first)!r}: no image in it; give a folder with images")
     return found
-
-
-def _has_labels(file: Path) -> bool:
-    """Whether the first line of a list is no path as a whole."""
-    with contextlib.suppress(OSError, UnicodeDecodeError), file.open(encoding="utf-8-sig") as text:
-        lines = (line.strip() for line in text)
-        first = next((line for line in lines if line and not line.startswith("#")), "")
-        return not (file.parent / first).is_file()
-    return False

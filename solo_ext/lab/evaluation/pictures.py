@@ -222,7 +222,7 @@ class Neighbors(Protocol):
             ConfigError: fewer training images than ``k``.
         """
         (bank, labels), (x, targets) = context.features.train, context.features.test
-        drawn = None if context.drawn is None else torch.from_numpy(context.drawn)
+        drawn = context.own_rows()
         others = len(bank) - (drawn is not None)
         if others < self.k:
             raise ConfigError("k", self.k, f"there are {others} training images", "take fewer")

@@ -69,6 +69,11 @@ def report(
 
     Raises:
         UserError: as :func:`report_run`; the images or the checkpoint cannot be read.
+
+    >>> report("nowhere")
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.UserError: run directory 'nowhere': no such folder
     """
     run_dir = Path(run)
     read_config(run_dir)

@@ -25,7 +25,7 @@ from solo_ext.config.compose import compose, parse, shipped_configs
 from solo_ext.config.schema import MOST_WORKERS, Backbone, Images
 from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.core.files import read_text
-from solo_ext.data.folders import are_plainly_classes
+from solo_ext.data.folders import are_plainly_classes, list_has_labels
 from solo_ext.data.images import class_names, files_of, open_images
 from solo_ext.data.reading import FORMATS, UnreadableImage, read_file, unwrap_dataset
 from solo_ext.host.backbones import PREFIX, SMALL_SIDE
@@ -37,11 +37,11 @@ from solo_ext.pretrained.recognise import recognise_teacher, student_settings
 
 FOLDER = "images"
 """Folder of the shipped configs that the rules begin with."""
-LEAST = 8
+LEAST = 16
 """Fewest images that a run is started with."""
 SAMPLE = 512
 """Images whose headers are read, evenly spaced over all."""
-_HELD, _SHARE = 2000, 0.1
+_HELD, _SHARE, _FEWEST_HELD = 2000, 0.1, 10
 _MOST_HEADERS = 200_000
 _MEMORY = 0.1
 _VALIDATION = ("val", "valid", "validation", "test")
@@ -62,6 +62,7 @@ class Pictures:
         side: median of the shorter sides of the sample, in pixels.
         alike: height and width if all have the same, else ``None``.
         unreadable: images of the sample that cannot be read, and why.
+        looked_at: number of images of the sample.
 
     >>> from solo_ext.data.digits import digits_folder
     >>> found = look_at([str(digits_folder("train"))])
@@ -77,6 +78,7 @@ class Pictures:
     side: int
     alike: tuple[int, int] | None
     unreadable: dict[str, str]
+    looked_at: int = SAMPLE
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ class Plan:
             first, why = next(iter(found.unreadable.items()))
             are = "1 is" if len(found.unreadable) == 1 else f"{len(found.unreadable)} are"
             lines.append(
-                f"        of {SAMPLE} looked at, {are} unreadable and will be left out, such as "
-                f"{first!r} ({why})"
+                f"        of {found.looked_at} looked at, {are} unreadable and will be left out, "
+                f"such as {first!r} ({why})"
             )
         lines.append(f"method  {self.config['method']}")
         words = [f"{choice.key}={_shown(choice.value)}" for choice in self.choices]
@@ -209,17 +211,16 @@ def plan_run(
         remedy = f"take {' or '.join(_TAUGHT)}, or leave --teacher out"
         raise ConfigError("--method", method, "it has no teacher", remedy)
     no_labels = given.get("data.no_labels")
-    pictures = look_at(images, no_labels if isinstance(no_labels, bool) else None)
     config = compose(f"{FOLDER}/{method}", overrides)
-    config["data"] |= pictures.data
+    # The rules read what the overrides have set.
+    check_run(config)
+    pictures = look_at(images, no_labels if isinstance(no_labels, bool) else None)
+    config["data"] |= {k: v for k, v in pictures.data.items() if f"data.{k}" not in given}
     if "name" not in given:
         config["name"] = pictures.name
     taught_by = None if teacher is None else recognise_teacher(teacher, "--teacher")
     rules = _Rules(config, given, pictures, machine or Machine.here(), taught_by)
-    choices = rules.apply()
-    # Before anything is said or trained: a misspelt key would be listed nowhere.
-    check_run(config)
-    return Plan(config, pictures, choices)
+    return Plan(config, pictures, rules.apply())
 
 
 def look_at(images: Sequence[str], no_labels: bool | None = None) -> Pictures:
@@ -239,6 +240,8 @@ def look_at(images: Sequence[str], no_labels: bool | None = None) -> Pictures:
     solo_ext.core.errors.ConfigError: IMAGES='/nowhere': no such folder; give a folder of ...
     """
     roots = [Path(os.path.abspath(os.path.expanduser(path))) for path in images]
+    if not roots:
+        raise ConfigError("IMAGES", None, "no folder", "give a folder of images")
     for path, root in zip(images, roots, strict=True):
         if not path.strip() or not root.exists():
             remedy = "give a folder of images, or a file that lists some"
@@ -253,8 +256,9 @@ def look_at(images: Sequence[str], no_labels: bool | None = None) -> Pictures:
         # The user has named folders, and no key of a config.
         raise ConfigError("IMAGES", error.value, error.problem, error.remedy) from None
     files = files_of(listed)
-    _refuse_few(len(files), images)
-    sizes, unreadable = _headers(files, images)
+    sample = files[:: max(1, len(files) // SAMPLE)][:SAMPLE]
+    sizes, unreadable = _headers(sample, images)
+    _refuse_few(len(files) - len(unreadable), images)
     shorter = [min(size) for size in sizes]
     same = len(set(sizes)) == 1 and len(files) <= _MOST_HEADERS
     same = same and all(_size(file) in (sizes[0], None) for file in files)
@@ -267,6 +271,7 @@ def look_at(images: Sequence[str], no_labels: bool | None = None) -> Pictures:
         side=round(statistics.median(shorter)),
         alike=(sizes[0][1], sizes[0][0]) if same else None,
         unreadable=unreadable,
+        looked_at=len(sample),
     )
 
 
@@ -281,7 +286,8 @@ def _where(roots: Sequence[Path], no_labels: bool | None) -> dict[str, Any]:
     (root,) = roots
     if root.is_dir() and (splits := _splits(root)):
         return {"train_path": str(splits[0]), "val_path": str(splits[1]), "no_labels": False}
-    labelled = no_labels is False or are_plainly_classes(root)
+    plain = list_has_labels(root) if root.is_file() else are_plainly_classes(root)
+    labelled = no_labels is False or plain
     return {"train_path": str(root), "no_labels": not labelled}
 
 
@@ -293,32 +299,31 @@ def _refuse_few(count: int, images: Sequence[str]) -> None:
 
 
 def _headers(
-    files: Sequence[str], images: Sequence[str]
+    sample: Sequence[str], images: Sequence[str]
 ) -> tuple[list[tuple[int, int]], dict[str, str]]:
     """Width and height of a sample's images, and why others of it cannot be read.
 
     Raises:
         UserError: none can be read, or all are copies of one.
     """
-    step = max(1, len(files) // SAMPLE)
-    sample = list(files[::step])[:SAMPLE]
     sizes, unreadable, contents = [], {}, set()
     for file in sample:
         try:
-            contents.add(hashlib.sha256(read_file(file)).digest())
+            content = read_file(file)
         except UnreadableImage as error:
             unreadable[file] = error.reason
             continue
         size = _size(file)
         if size is None:
-            unreadable[file] = "it is empty" if not os.path.getsize(file) else "it is no image"
+            unreadable[file] = "it is no image" if content else "it is empty"
         else:
             sizes.append(size)
-    if not sizes:
+            contents.add(hashlib.sha256(content).digest())
+    if sample and not sizes:
         problem = f"none of {len(sample)} images can be read, the first {sample[0]!r}"
         raise ConfigError("IMAGES", " ".join(images), problem, "give images")
-    if len(contents) == 1:
-        problem = f"its {len(sample)} images are copies of one"
+    if len(sizes) > 1 and len(contents) == 1:
+        problem = f"its {len(sizes)} images are copies of one"
         raise ConfigError("IMAGES", " ".join(images), problem, "give images that differ")
     return sizes, unreadable
 
@@ -429,7 +434,7 @@ class _Rules:
         share = round(min(_SHARE, _HELD / count), 6)
         held = round(share * count)
         # A part that is measured has neighbours, and of labelled images some of every class.
-        if held >= max(2, 2 * classes):
+        if held >= max(_FEWEST_HELD, 2 * classes):
             self.set("data.holdout", share, f"{held} images are measured and not trained on")
 
     def crop(self) -> None:
@@ -505,7 +510,8 @@ class _Rules:
             self.set("sync_batchnorm", True, "", shown=False)
 
     def batch(self) -> None:
-        devices = int(self.config["devices"]) if str(self.config["devices"]).isdecimal() else 1
+        devices = self.config["devices"]
+        devices = max(1, int(devices)) if str(devices).isdecimal() else 1
         share = self.training // devices
         size = 2
         while size < 256 and 2 * size <= share // 8:
@@ -600,9 +606,16 @@ class _Rules:
             yield "proj_output_dim", min(kwargs["proj_output_dim"], size // 2)
 
     def online(self) -> None:
-        if self.config["data"].get("holdout") or self.config["data"].get("val_path"):
+        data = self.config["data"]
+        held = data.get("holdout") or data.get("val_path")
+        if held or data["no_labels"]:
             every = max(1, int(self.config["max_epochs"]) // 10)
-            self.set("online_eval.every_n_epochs", every, "measured on held-out images")
+            why = (
+                "measured on images that it does not train on"
+                if held
+                else "measured on these images"
+            )
+            self.set("online_eval.every_n_epochs", every, why)
 
 
 def _network_of(weights: str) -> Backbone | None:

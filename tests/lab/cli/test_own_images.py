@@ -84,7 +84,7 @@ def test_a_run_that_was_stopped_ends_with_its_model_too(photos: Path, command: C
     run = ("pretrain", "photos", "--method", "simclr", *TINY, "--run-dir", "run")
     assert command(*run).code == 0
     assert "images  61 in" in Path("run/choices.txt").read_text()
-    before = Path("run/export-timm/model.safetensors").read_bytes()
+    before = Path("run/model/model.safetensors").read_bytes()
     Path("run/report.html").unlink()
     again = document(command("pretrain", "--resume", "run", "max_epochs=2", "--force", "--json"))
     assert again["epochs"] == 2

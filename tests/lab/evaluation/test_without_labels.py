@@ -274,3 +274,19 @@ def test_neighbours_beside_unreadable_images(
     assert len(shown) == 15
     assert shown[::3] == shown[1::3]
     assert str(first) not in shown
+
+
+def test_a_picture_is_no_neighbour_of_itself_beside_unreadable_ones(
+    bare: Path, flat: dict[str, str], tmp_path: Path
+) -> None:
+    """Without images of their own, those that are measured are some of training."""
+    whole = Path(shutil.copytree(flat["train_path"], tmp_path / "whole"))
+    min(whole.iterdir()).write_bytes(b"broken")
+    data = {"train_path": str(whole), "unreadable": "skip", "no_labels": True}
+    settings = EvalRun(data=data, num_workers=0)
+    run = copied(bare, tmp_path / "run", val_path=None)
+    context = open_context(str(run), settings)
+    (bank, _), (x, _) = context.features.train, context.features.test
+    own = context.own_rows()
+    assert own is not None
+    torch.testing.assert_close(bank[own], x)

@@ -70,7 +70,7 @@ def test_folders_that_are_classes(tmp_path: Path) -> None:
     assert look_at([root]).classes == 2
     assert look_at([root], no_labels=True).classes == 0
     assert look_at([str(classes(tmp_path / "b", "2021 2022-05"))]).classes == 0
-    assert look_at([str(classes(tmp_path / "c", "ant bee", count=5))]).classes == 0
+    assert look_at([str(classes(tmp_path / "c", "ant bee", count=9))]).classes == 0
     assert look_at([str(tmp_path / "c")], no_labels=False).classes == 2
     assert look_at([str(draw(tmp_path / "a", ["more.png"]))]).classes == 0
     assert look_at([str(classes(tmp_path / "d", "ant ant/more bee"))]).classes == 0
@@ -85,6 +85,12 @@ def test_folders_of_training_and_validation(tmp_path: Path) -> None:
     assert look_at([str(tmp_path)], no_labels=True).count == 48
     classes(tmp_path / "val", "cat")
     assert look_at([str(tmp_path)]).classes == 0
+    # Splits without classes are none.
+    assert look_at([str(classes(tmp_path / "flat", "train val"))]).classes == 0
+    words = [f"data.val_path={tmp_path / 'flat'}"]
+    (tmp_path / "val" / "cat").rename(tmp_path / "cats")
+    plan = plan_run([str(tmp_path)], "simclr", words, machine=CPU)
+    assert plan.config["data"]["val_path"] == str(tmp_path / "flat")
 
 
 def test_several_folders_and_a_list(album: Path, tmp_path: Path) -> None:
@@ -95,6 +101,10 @@ def test_several_folders_and_a_list(album: Path, tmp_path: Path) -> None:
     lines = [f"{path}\n" for path in sorted(album.rglob("[0-9]*.jpg"))[:20]]
     (tmp_path / "list.txt").write_text("".join(lines))
     assert look_at([str(tmp_path / "list.txt")]).count == 20
+    (tmp_path / "list.txt").write_text(
+        "".join(f"{line.strip()} a{n % 2}\n" for n, line in enumerate(lines))
+    )
+    assert look_at([str(tmp_path / "list.txt")]).classes == 2
 
 
 def wrong(problem: str, *images: str) -> None:
@@ -111,12 +121,18 @@ def test_refuses_what_nothing_is_learned_from(album: Path, tmp_path: Path) -> No
     one = draw(tmp_path / "one", ["0.png"])
     wrong("one image, and methods compare images", str(one))
     wrong(f"give {LEAST} or more", str(draw(one, ["1.png", "2.png"])))
-    for number in range(10):
+    for number in range(20):
         draw(tmp_path / "same", [f"{number}.png"])
-    wrong("10 images are copies of one", str(tmp_path / "same"))
-    for number in range(10):
+    (tmp_path / "same" / "torn.png").write_bytes(b"x")
+    wrong("20 images are copies of one", str(tmp_path / "same"))
+    for number in range(1, 20):
         (tmp_path / "same" / f"{number}.png").write_bytes(b"x" * number)
-    wrong("none of 10 images can be read", str(tmp_path / "same"))
+    wrong("one image, and methods compare images", str(tmp_path / "same"))
+    (tmp_path / "same" / "0.png").unlink()
+    wrong("none of 20 images can be read", str(tmp_path / "same"))
+    wrong("is named twice", str(album), str(album))
+    with pytest.raises(ConfigError, match="no folder"):
+        look_at([])
     wrong("a file beside others", str(album), str(album / "00.jpg"))
     wrong("lies in", str(album), str(album / "2021"))
     wrong("no text", str(album / "00.jpg"))
@@ -147,7 +163,6 @@ def test_choices_for_a_few_small_pictures(album: Path) -> None:
     plan = plan_run([str(album)], machine=CPU)
     assert seen(plan) == {
         "data.no_labels": True,
-        "data.holdout": 0.1,
         "augmentations.0.crop_size": 32,
         "backbone.name": "timm/resnet18",
         "backbone.kwargs.small_stem": False,
@@ -166,6 +181,25 @@ def test_choices_for_a_few_small_pictures(album: Path) -> None:
     assert f"60 in {album}, without labels; hidden files passed over: 1" in text
     for key in seen(plan):
         assert f"  {key}=" in text
+
+
+def test_some_of_many_images_are_held_out(tmp_path: Path) -> None:
+    draw(tmp_path, [f"{n}.png" for n in range(120)])
+    chosen = seen(plan_run([str(tmp_path)], machine=CPU))
+    assert (chosen["data.holdout"], chosen["optimizer.batch_size"]) == (0.1, 8)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("max_epochs=null", "max_epochs=abc", "max_epochs=0", "~max_epochs", "optimizer=null"),
+        *("augmentations=[]", "augmentations.0.crop_size=null", "data=null", "~data", "devices=0"),
+        *("backbone.name=null", "optimizer.batch_size=x", "data.holdout=1.0", "method_kwargs=null"),
+    ],
+)
+def test_wrong_settings_are_a_line(album: Path, word: str) -> None:
+    with pytest.raises(ConfigError):
+        plan_run([str(album)], "simclr", [word], machine=CPU)
 
 
 def test_choices_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,9 +299,8 @@ def test_every_method_can_start(method: str, album: Path) -> None:
     if method not in ("mae",):
         words += TINY[:2]
     prepared = prepare(plan_run([str(album)], method, words, machine=CPU).config)
-    assert len(prepared.train) == 54
-    assert prepared.val is not None
-    assert len(prepared.val) == 6
+    assert len(prepared.train) == 60
+    assert prepared.val is None
 
 
 def test_supcon_takes_class_folders(album: Path, tmp_path: Path) -> None:
