@@ -86,6 +86,7 @@ def of_the_data_at_hand(name: str, root: Path) -> list[str]:
         return teacher
     paths = [f"data.{s}_path={root}/cifar10/{f}" for s, f in (("train", "train"), ("val", "test"))]
     smaller = ["method_kwargs.num_prototypes=[4,9]"]
+    whitened = ("method_kwargs.whitening_size=4", "method_kwargs.proj_output_dim=2")
     return [
         *teacher,
         "optimizer.batch_size=4",
@@ -94,6 +95,9 @@ def of_the_data_at_hand(name: str, root: Path) -> list[str]:
         *(("method_kwargs.num_prototypes=[9,9,9]",) if method == "deepclusterv2" else ()),
         *(("method_kwargs.clusters.num_prototypes=[9]",) if "/metric" in name else ()),
         *(("method_kwargs.num_negatives=null",) if name == "imagenet/pcl_v1" else ()),
+        # Those for images of one's own expect no labels; these have some.
+        *(("data.no_labels=false",) if folder == "images" else ()),
+        *(whitened if method == "wmse" else ()),
     ]
 
 

@@ -137,7 +137,7 @@ def test_moved_torchvision_data_stays_what_it_is(run: Path, tmp_path: Path) -> N
 def test_what_cannot_be_read_is_left_out_of_features_alone(
     run: Path, val: Path, tmp_path: Path
 ) -> None:
-    """Protocols that show images or train on them would take one for another."""
+    """Protocols that train on images would take one for another."""
     broken = tmp_path / "val"
     shutil.copytree(val, broken)
     file = broken / "1" / "3.png"
@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_left_out_of_features_alone(
     assert record["test"]["images"] == 20
     assert record["test"]["unreadable"] == [str(file)]
     assert record["train"]["unreadable"] == []
-    assert "data.unreadable='skip': Nearest" in refusal(run, "neighbors", given)
+    assert "data.unreadable='skip': Fine-tuning" in refusal(run, "finetune", given)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def test_resumed_without_the_file(
     whole = trained(config, tmp_path / "whole")
     digest = json.loads((run / "weights.json").read_text())["digest"]
     shutil.rmtree(tmp_path / "weights")
+    caplog.clear()
     with caplog.at_level("INFO"):
         done = resume(run)
     assert not [r for r in caplog.records if r.message.startswith("backbone.weights")]
