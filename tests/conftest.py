@@ -28,6 +28,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 from PIL import Image
 
 from solo_ext import host
+from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from tests import forks
@@ -92,6 +93,12 @@ def loaded() -> host.Host:
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As :func:`made_images`."""
     return made_images(tmp_path_factory.mktemp("images"))
+
+
+def need_method(name: str) -> None:
+    """Skips a test of a method that only solo-learn's main branch has."""
+    if name not in host.load().methods and name in BUILTIN_KWARGS:
+        pytest.skip(f"solo-learn {host.load().info.generation} does not have {name}")
 
 
 def made_images(

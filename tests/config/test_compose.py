@@ -13,6 +13,7 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import config_root
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.lab.training.prepare import prepare
+from tests.conftest import need_method
 
 MINE = """
 defaults:
@@ -104,6 +105,7 @@ def of_the_data_at_hand(name: str, root: Path) -> list[str]:
 @pytest.mark.parametrize("name", shipped_configs())
 def test_shipped_configs_are_ready(name: str, data_root: Path) -> None:
     config = compose(name, of_the_data_at_hand(name, data_root))
+    need_method(config["method"])
     assert "hydra" not in config
     prepared = prepare(config)
     assert prepared.run.data.num_classes == 10

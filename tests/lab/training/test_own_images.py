@@ -20,6 +20,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.lab.training.own_images import LEAST, Machine, Plan, look_at, plan_run
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain as train
+from tests.conftest import need_method
 
 CPU = Machine(cores=2, memory=2**34)
 GPU = Machine(cores=16, memory=2**36, gpus=1, bfloat16=True)
@@ -295,6 +296,7 @@ def test_the_network_of_the_weights_that_a_run_starts_from(album: Path, tmp_path
     ],
 )
 def test_every_method_can_start(method: str, album: Path) -> None:
+    need_method(method)
     words = ["accelerator=cpu", "data.num_workers=0"]
     if method not in ("mae",):
         words += TINY[:2]
@@ -304,6 +306,7 @@ def test_every_method_can_start(method: str, album: Path) -> None:
 
 
 def test_supcon_takes_class_folders(album: Path, tmp_path: Path) -> None:
+    need_method("supcon")
     prepared = prepare(
         plan_run([str(classes(tmp_path, "a b", 40))], "supcon", TINY, machine=CPU).config
     )
