@@ -49,7 +49,7 @@ def distil(teacher: Pretrained, student: Pretrained, epochs: int, folder: Path) 
         method_args={
             "teacher": teacher.cfg.backbone.name,
             "teacher_args": timm_arguments(teacher),
-            "teacher_weights": weights,
+            "teacher_weights": str(weights),
         },
         epochs=epochs,
         batch_size=cfg.optimizer.batch_size,
