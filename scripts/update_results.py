@@ -1,6 +1,6 @@
-"""Writes the tables of docs/benchmarks/index.md and the pictures from records.
+"""Writes tables of the documentation and the pictures from records.
 
-python scripts/update_results.py    # from results/cifar10_slots, claims, digits and cifar10-cpu
+python scripts/update_results.py    # from results/cifar10_slots, claims, digits, cifar10-cpu, ...
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ import csv
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from solo_ext.core.files import write_text
+import numpy as np
+from scipy import stats
+
+from solo_ext.core.files import read_jsonl, write_text
+from solo_ext.lab.evaluation.label_free import Views
 from solo_ext.lab.experiments.records import SETTINGS
 from solo_ext.lab.experiments.report import (
     DASH,
@@ -33,6 +37,12 @@ PUBLISHED = ROOT / "results" / "published.csv"
 SLOTS = ROOT / "results" / "cifar10_slots"
 FOLDERS = [ROOT / "results" / name for name in ("digits", "cifar10-cpu")]
 CLAIMS = ROOT / "results" / "claims"
+EVALUATE = ROOT / "docs" / "guides" / "evaluate.md"
+DISTIL = ROOT / "docs" / "guides" / "distil.md"
+LABEL_FREE = ROOT / "results" / "label_free"
+DISTILLATION = ROOT / "results" / "distillation_imagenette"
+PEER = "peer.jsonl"
+"""What ``benchmarks/distillation_peer.py`` wrote."""
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 FIRST = "a"
 """The stage that has to be whole before its picture is that of the README."""
@@ -62,7 +72,13 @@ def files() -> dict[Path, str]:
         shown = f"![{words}]({{}}cifar10.svg)"
     parts = [shown.format(""), slots_section(slots, root), contents(CLAIMS, FOLDERS, root)]
     readme = updated(README.read_text(), shown.format("docs/benchmarks/"))
-    return {PAGE: updated(PAGE.read_text(), "\n\n".join(parts)), README: readme, **pictures}
+    return {
+        PAGE: updated(PAGE.read_text(), "\n\n".join(parts)),
+        README: readme,
+        EVALUATE: updated(EVALUATE.read_text(), label_free_section(read_results(LABEL_FREE))),
+        DISTIL: updated(DISTIL.read_text(), distillation_section(DISTILLATION)),
+        **pictures,
+    }
 
 
 def updated(page: str, content: str) -> str:
@@ -237,6 +253,100 @@ def _remarks(results: Results) -> str:
         counts = ", ".join(f"{count} {answer}" for answer, count in sorted(answers.items()))
         words.append(f"Claims of papers: {counts}.")
     return " ".join(words)
+
+
+DRAWS = 10_000
+"""Bootstrap samples of the runs behind an interval."""
+
+
+def label_free_section(results: Results) -> str:
+    """How measures without labels rank the runs that a linear probe ranks."""
+    (place,) = results.places()
+    count = len(results.rows(place))
+    return "\n\n".join(
+        [
+            markdown_table(label_free_table(results)),
+            f"Spearman's rank correlation with the linear probe over {count} runs, with the 95 % "
+            f"interval of {DRAWS:,} bootstrap samples of the runs. It is 1 if both rank the runs "
+            "alike, 0 if the measure says nothing, and below 0 if it prefers the worse runs. Runs "
+            "within a method differ in two settings; those between methods have the settings of "
+            "their configs. `alpha_req` counts as its distance from 1. The last column says by how "
+            "many points of the linear probe the run that the measure likes best is below the best "
+            "run: the mean and the largest over the columns within a method. kNN needs labels and "
+            "is there to compare with ([records](../../results/label_free/report.md)).",
+        ]
+    )
+
+
+def label_free_table(results: Results) -> Table:
+    """Rank correlations of every measure with the linear probe, within and between methods."""
+    (place,) = results.places()
+    settings, by_config = results.settings.rows, dict[str, list[str]]()
+    for row in results.rows(place):
+        by_config.setdefault(settings[row].config or row, []).append(row)
+    within = {config: rows for config, rows in by_config.items() if len(rows) > 2}
+    between = [row for row in results.rows(place) if not settings[row].changes]
+
+    def scores(rows: Sequence[str], measure: str) -> list[float]:
+        return [float(np.mean(list(results.scores(place, r, measure).values()))) for r in rows]
+
+    lines = []
+    probe, *measures = results.measures
+    for measure in measures:
+        sign = goodness(measure)
+        name = "kNN" if measure == "knn" else f"`{measure.removeprefix('views_')}`"
+        cells, missed = [name], []
+        for rows in (*within.values(), between):
+            linear, goods = scores(rows, probe), [sign(x) for x in scores(rows, measure)]
+            cells.append(correlation(goods, linear))
+            missed.append(max(linear) - linear[int(np.argmax(goods))])
+        missed.pop()
+        lines.append([*cells, f"{np.mean(missed):.1f}, {max(missed):.1f}"])
+    heads = [*(f"within {config}" for config in within), f"between {len(between)} methods"]
+    return Table(["", *heads, "below the best"], lines, frozenset(range(1, len(heads) + 2)))
+
+
+def goodness(measure: str) -> Callable[[float], float]:
+    """What is higher for the run that a measure of ``views`` prefers."""
+    match Views.not_higher.get(measure.removeprefix("views_")):
+        case "lower":
+            return lambda value: -value
+        case "neither":
+            return lambda value: -abs(value - 1)
+        case _:
+            return lambda value: value
+
+
+def correlation(first: Sequence[float], second: Sequence[float]) -> str:
+    """Spearman's correlation with its bootstrap interval, such as ``0.85 (0.42 to 0.98)``."""
+    pairs = np.array([first, second])
+    drawn = np.random.default_rng(0).integers(pairs.shape[1], size=(DRAWS, pairs.shape[1]))
+    ranks = stats.rankdata(pairs[:, drawn], axis=-1)
+    ranks -= ranks.mean(-1, keepdims=True)
+    spread = np.sqrt((ranks**2).sum(-1).prod(0))
+    # A sample whose values are all equal has no ranks to compare.
+    samples = (ranks[0] * ranks[1]).sum(-1)[spread > 0] / spread[spread > 0]
+    low, high = np.quantile(samples, (0.025, 0.975))
+    return f"{stats.spearmanr(first, second).statistic:.2f} ({low:.2f} to {high:.2f})"
+
+
+def distillation_section(folder: Path) -> str:
+    """A small network alone and distilled, by this package and by lightly-train."""
+    results = read_results(folder)
+    (place,) = results.places()
+    (peer,) = read_jsonl(folder / PEER)
+
+    def line(label: str, scores: Mapping[str, float], seconds: float) -> list[str]:
+        shown = [f"{scores[measure]:.1f}" for measure in results.measures]
+        return [label, *shown, f"{seconds / 60:.1f}"]
+
+    lines = []
+    for row in results.rows(place):
+        (record,) = results.runs(place, row).values()
+        lines.append(line(results.label(row), record["scores"], record["seconds"] or 0))
+    lines.append(line(f"lightly-train {peer['version']}", peer["scores"], peer["seconds"]))
+    names = [_NAMES[measure][0] for measure in results.measures]
+    return markdown_table(Table(["", *names, "minutes"], lines, frozenset((1, 2, 3))))
 
 
 ROW, LEFT, WIDTH = 20, 250, 760

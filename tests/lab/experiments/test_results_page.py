@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,7 +14,11 @@ from scripts.update_results import (
     BEGIN,
     END,
     contents,
+    correlation,
+    distillation_section,
     first_place,
+    goodness,
+    label_free_table,
     picture,
     published,
     slots_table,
@@ -126,3 +131,65 @@ def test_published_anchors() -> None:
 def test_only_what_is_between_the_markers_is_written() -> None:
     page = f"# Title\n\n{BEGIN}\nold\n{END}\n\nRest.\n"
     assert update_results.updated(page, "new") == page.replace("old", "new")
+
+
+def test_rank_correlations() -> None:
+    """Of ranks, with an interval of the runs that were drawn again."""
+    linear = [40.0, 45.0, 47.0, 52.0]
+    assert correlation([1.0, 10.0, 11.0, 900.0], linear) == "1.00 (1.00 to 1.00)"
+    assert correlation([4.0, 3.0, 2.0, 1.0], linear) == "-1.00 (-1.00 to -1.00)"
+    # Spearman's 1 - 6 sum d^2 / (n (n^2 - 1)) for one exchanged pair of neighbours.
+    swapped = correlation([1.0, 3.0, 2.0, 4.0], linear)
+    assert swapped.startswith("0.80 (")
+    assert not swapped.startswith("0.80 (0.80")
+
+
+def test_what_a_measure_prefers() -> None:
+    assert goodness("views_alignment")(0.2) > goodness("views_alignment")(0.9)
+    assert goodness("views_alpha_req")(1.1) > goodness("views_alpha_req")(0.7)
+    assert goodness("views_lidar")(9) > goodness("views_lidar")(3)
+
+
+def test_the_table_of_measures_without_labels(tmp_path: Path) -> None:
+    """Runs of one config are a column, and unchanged rows are one more."""
+    rows = {name: {"config": name} for name in ("simclr", "byol", "pcl")}
+    rows |= {f"simclr.{n}": {"config": "simclr", "changes": [f"seed={n}"]} for n in (1, 2)}
+    made = settings(
+        rows=rows,
+        seeds=[1],
+        evaluation={"linear": None, "views": None},
+        headline=["linear", "views_lidar", "views_alignment"],
+    )
+    values = {"simclr": (50, 3, 1), "simclr.1": (40, 2, 2), "simclr.2": (45, 4, 3)}
+    values |= {"byol": (30, 1, 0), "pcl": (60, 9, 2)}
+    names = ("linear", "views_lidar", "views_alignment")
+    found = [
+        record(row, 1, scores=dict(zip(names, numbers, strict=True)))
+        for row, numbers in values.items()
+    ]
+    table = label_free_table(read_results(write_folder(tmp_path, made, found)))
+    assert table.head == ["", "within simclr", "between 3 methods", "below the best"]
+    lidar, alignment = table.rows
+    assert lidar[0] == "`lidar`"
+    assert lidar[1].startswith("0.50 (")
+    assert lidar[2].startswith("1.00 (")
+    # lidar's favourite has 45 where the best has 50; that of alignment is the best.
+    assert lidar[3] == "5.0, 5.0"
+    assert alignment[1].startswith("0.50 (")
+    assert alignment[2].startswith("-1.00 (")
+    assert alignment[3] == "0.0, 0.0"
+
+
+def test_the_table_of_distillation(tmp_path: Path) -> None:
+    """Ours and the peer's record, line by line."""
+    made = settings(seeds=[1], headline=["linear", "knn"])
+    write_folder(tmp_path, made, [record("a", 1, 40.0), record("b", 1, 30.0)])
+    peer = {"version": "1.2", "seconds": 90, "scores": {"linear": 44.04, "knn": 33.3}}
+    (tmp_path / "peer.jsonl").write_text(json.dumps(peer) + "\n")
+    lines = distillation_section(tmp_path).splitlines()
+    assert lines[0] == "|  | Linear | kNN, k 20 | minutes |"
+    assert lines[2:] == [
+        "| a | 50.0 | 40.0 | 1.0 |",
+        "| b | 40.0 | 30.0 | 1.0 |",
+        "| lightly-train 1.2 | 44.0 | 33.3 | 1.5 |",
+    ]
