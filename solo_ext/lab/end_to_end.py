@@ -123,22 +123,22 @@ def _finished(result: PretrainResult, say: Callable[[str], object]) -> Trained:
 
 def _exported(run_dir: Path) -> Export:
     """The model in the run directory: a folder for plain timm if timm can build the network."""
-    forms: dict[Format, str] = {"timm": "model", "safetensors": "model.safetensors"}
-    for form, name in forms.items():
-        # Named apart from what `solo-ext export` writes, which stays.
-        scratch, target = run_dir / f".{name}", run_dir / name
-        _remove(scratch)
-        try:
-            done = export(run_dir, form, scratch)
-        except UserError:
-            if form == "safetensors":
-                raise
-            continue
-        for earlier in forms.values():
-            _remove(run_dir / earlier)
-        scratch.rename(target)
-        return replace(done, out=target)
-    raise AssertionError
+    try:
+        return _placed(run_dir, "timm")
+    except UserError:
+        return _placed(run_dir, "safetensors")
+
+
+def _placed(run_dir: Path, form: Format) -> Export:
+    """Exports beside what ``solo-ext export`` writes, in place of an earlier model of the run."""
+    names: dict[Format, str] = {"timm": "model", "safetensors": "model.safetensors"}
+    scratch, target = run_dir / f".{names[form]}", run_dir / names[form]
+    _remove(scratch)
+    done = export(run_dir, form, scratch)
+    for earlier in names.values():
+        _remove(run_dir / earlier)
+    scratch.rename(target)
+    return replace(done, out=target)
 
 
 def _remove(path: Path) -> None:

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from solo_ext import __version__
 from solo_ext.config.check import validated
-from solo_ext.config.schema import DALI, CommonConfig, Free
+from solo_ext.config.schema import CommonConfig
 from solo_ext.core.draws import derive_seed, permutation
 from solo_ext.core.errors import UserError, first_line
-from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
+from solo_ext.core.types import Section
 from solo_ext.data.folders import (
     ImageFiles,
     are_plainly_classes,
@@ -43,7 +43,7 @@ from solo_ext.host.backbones import PREFIX
 from solo_ext.lab.evaluation.clusters import ClusterNetwork, clusters_of
 from solo_ext.lab.evaluation.context import _OF_FILES, Progress, _device, evaluation_config
 from solo_ext.lab.evaluation.features import ALONE, feature_batches, pooled, refuse_non_finite
-from solo_ext.lab.evaluation.models import PIXELS, EvalRun, Model, open_model
+from solo_ext.lab.evaluation.models import PIXELS, EvalRun, Model, ModelRun, open_model
 from solo_ext.lab.evaluation.parquet import (
     Integers,
     PartsWriter,
@@ -76,33 +76,18 @@ class EmbedData(Section):
     unreadable: Literal["refuse", "skip"] | None = None
 
 
-class EmbedRun(Section):
+class EmbedRun(ModelRun):
     """Settings of ``solo-ext embed``; by default as in pretraining.
 
     Attributes:
-        crop_size: side of the view in pixels; null: as in pretraining.
-        batch_size: images of a batch; null: as in pretraining.
-        num_workers: processes that read images; null: as in pretraining.
-        device: ``auto`` is a GPU if there is one, else ``cpu``.
         clusters: whether a run's clusters are written too.
-        pretrained: for models of timm: whether they get their weights, or drawn ones.
-        model_seed: seed of drawn weights.
-        model_kwargs: arguments of timm's model.
 
     >>> EmbedRun(batch_size=64).clusters
     True
     """
 
     data: EmbedData = EmbedData()
-    dali: DALI | None = None
-    crop_size: PositiveInt | None = None
-    batch_size: PositiveInt | None = None
-    num_workers: NonNegativeInt | None = None
-    device: str = "auto"
     clusters: bool = True
-    pretrained: bool = True
-    model_seed: NonNegativeInt = 0
-    model_kwargs: Free = {}
 
 
 @dataclass(frozen=True)
@@ -332,7 +317,7 @@ def _opened(
     data: dict[str, Any] = given.data.model_dump()
     if paths:
         data |= {"train_path": str(paths[0]), "val_path": str(paths[0])}
-    own = {k: v for k, v in given if k in EvalRun.model_fields and k != "data"}
+    own = {k: getattr(given, k) for k in ModelRun.model_fields}
     shared = EvalRun(**{**own, "data": data})
     if not isinstance(model, Model):
         name = str(model)

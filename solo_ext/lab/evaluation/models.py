@@ -51,26 +51,42 @@ class EvalData(Section):
     no_labels: bool | None = None
 
 
-class EvalRun(Section):
-    """Settings that every protocol shares; by default as in pretraining.
+class ModelRun(Section):
+    """How a model is loaded and run; by default as in pretraining.
 
-    ``pretrained``, ``model_seed`` and ``model_kwargs`` are for models of timm.
+    Attributes:
+        crop_size: side of the view in pixels; null: as in pretraining.
+        batch_size: images of a batch; null: as in pretraining.
+        num_workers: processes that read images; null: as in pretraining.
+        device: ``auto`` is a GPU if there is one, else ``cpu``.
+        pretrained: for models of timm: whether they get their weights, or drawn ones.
+        model_seed: for models of timm: seed of drawn weights.
+        model_kwargs: for models of timm: further arguments.
+
+    >>> ModelRun(batch_size=64).device
+    'auto'
+    """
+
+    dali: DALI | None = None
+    crop_size: PositiveInt | None = None
+    batch_size: PositiveInt | None = None
+    num_workers: NonNegativeInt | None = None
+    device: str = "auto"
+    pretrained: bool = True
+    model_seed: NonNegativeInt = 0
+    model_kwargs: Free = {}
+
+
+class EvalRun(ModelRun):
+    """Settings that every protocol shares; by default as in pretraining.
 
     >>> EvalRun(data={"val_path": "images/val"}, batch_size=64).device
     'auto'
     """
 
     data: EvalData = EvalData()
-    dali: DALI | None = None
-    crop_size: PositiveInt | None = None
-    batch_size: PositiveInt | None = None
-    num_workers: NonNegativeInt | None = None
-    device: str = "auto"
     out: FolderName | None = None
     features_dir: FolderName | None = None
-    pretrained: bool = True
-    model_seed: NonNegativeInt = 0
-    model_kwargs: Free = {}
 
 
 @dataclass(frozen=True)
