@@ -17,7 +17,8 @@ from PIL import Image
 from solo_ext import pretrain
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.core.errors import ConfigError
-from solo_ext.lab.training.own_images import LEAST, Machine, Plan, look_at, plan_run
+from solo_ext.lab.training.own_images import Machine, Plan, plan_run
+from solo_ext.lab.training.pictures import LEAST, look_at
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain as train
 from tests.conftest import need_method
