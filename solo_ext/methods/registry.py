@@ -161,13 +161,20 @@ Size = Callable[[int, int], int | list[int]]
 
 
 def scaled_clusters(*published: int) -> Size:
-    """Scales the numbers published for ImageNet in proportion to the images; at least 2.
+    """Scales the numbers published for ImageNet in proportion to the images; at least 2, none twice.
 
     Example:
         >>> scaled_clusters(25000, 50000)(1400, 64)
         [27, 55]
+        >>> scaled_clusters(25000, 50000)(50, 64)
+        [2]
     """
-    return lambda images, batch: [max(2, round(k * images / IMAGENET)) for k in published]
+
+    def sizes(images: int, batch: int) -> list[int]:
+        scaled = (max(2, round(k * images / IMAGENET)) for k in published)
+        return list(dict.fromkeys(scaled))
+
+    return sizes
 
 
 def capped_queue(published: int) -> Size:
