@@ -161,7 +161,7 @@ Size = Callable[[int, int], int | list[int]]
 
 
 def scaled_clusters(*published: int) -> Size:
-    """Scales the numbers published for ImageNet in proportion to the images; at least 2, none twice.
+    """The numbers published for ImageNet in proportion to the images; at least 2, none twice.
 
     Example:
         >>> scaled_clusters(25000, 50000)(1400, 64)
