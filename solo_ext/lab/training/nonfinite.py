@@ -44,11 +44,11 @@ class _Batch(NamedTuple):
     """Optimiser step that the batch was for, from 0, as in ``metrics.jsonl``."""
     indices: Tensor
     loss: Tensor
-    bad_gradients: Tensor
-    """True only for the last batch of an optimiser step, and never with a gradient scaler."""
-    lengths: Tensor
-    """(V N,) L2 norms of embeddings, crop by crop; ``bad_lengths``: which cannot be normalised."""
-    bad_lengths: Tensor
+    gradients: Tensor | None
+    """Largest norm of the gradients; only of the last batch of an optimiser step, and never with a
+    gradient scaler."""
+    lengths: Tensor | None
+    """(V N,) L2 norms of embeddings, crop by crop."""
 
 
 class NonFiniteWatch(Callback):
@@ -59,8 +59,9 @@ class NonFiniteWatch(Callback):
     cannot be normalised: its gradient is about 1e11, or the loss does not depend on it, yet both
     are finite.
 
-    A step only stores its loss and flags on the device. Every :data:`EVERY` batches a GPU starts to
-    copy them to the host, and the host reads the previous copy, so that it does not wait. Before
+    A step only stores its loss and norms on the device: six launches, whatever the network. Every
+    :data:`EVERY` batches a GPU judges them and starts to copy the verdicts to the host, and the
+    host reads the previous copy, so that it does not wait. Before
     validation, at the end of an epoch and before a checkpoint is written, the host reads
     everything, so that no checkpoint holds the weights after a bad batch. All processes read at the
     same batches.
@@ -85,11 +86,12 @@ class NonFiniteWatch(Callback):
         self._stepped = True
         self._snapshot: _BufferSnapshot | None = None
         self._bad_window: Tensor | None = None
-        self._bad_gradients: Tensor | None = None
-        self._lengths = torch.empty(0)
+        self._gradients: Tensor | None = None
+        self._lengths: Tensor | None = None
         self._unread: list[_Batch] = []
         self._sent: tuple[list[_Batch], Tensor, torch.cuda.Event | None] | None = None
         self._step = self._in_a_row = self._left_out = 0
+        self._accumulate = 1
         self._last_bad = -1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -112,11 +114,11 @@ class NonFiniteWatch(Callback):
     ) -> None:
         # solo-learn's own methods have no `step_embeddings`, because some do not normalise theirs.
         views: Sequence[Tensor] = getattr(pl_module, "step_embeddings", ())
-        self._lengths = torch.cat([_lengths(z) for z in views]) if views else loss.new_empty(0)
+        self._lengths = _lengths(views) if views else None
         # An infinite loss may have finite gradients. Make them NaN: the mean over processes is then
         # NaN on all ranks, so that all skip the step.
         if self.action == "skip" and loss.requires_grad:
-            bad = ~loss.detach().isfinite() | _cannot_be_normalised(self._lengths).any()
+            bad = _is_bad(loss.detach(), self._lengths)
             loss.register_hook(lambda gradient: gradient.masked_fill(bad, math.nan))  # type: ignore[no-untyped-call]
 
     def on_before_optimizer_step(
@@ -125,10 +127,11 @@ class NonFiniteWatch(Callback):
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._stepped = True
-        self._bad_gradients = ~_largest(gradients).isfinite() if gradients else None
-        if self.action == "skip" and self._bad_gradients is not None:
+        self._gradients = _norm(gradients) if gradients else None
+        if self.action == "skip" and self._gradients is not None:
+            bad = ~self._gradients.isfinite()
             for gradient in gradients:
-                gradient.masked_fill_(self._bad_gradients, 0)
+                gradient.masked_fill_(bad, 0)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
@@ -164,7 +167,7 @@ class NonFiniteWatch(Callback):
             self._read(trainer)
             self._send()
         weights = [p.detach() for p in pl_module.parameters() if p.is_floating_point()]
-        if distributed.max_over_ranks((~_largest(weights).isfinite()).int()):
+        if distributed.max_over_ranks((~_norm(weights).isfinite()).int()):
             place = f"epoch {trainer.current_epoch}, optimiser step {self._step} (from 0)"
             self._stop(trainer, f"weights are not finite after {place}")
         self._stop_in_a_row(trainer, MOST_BEFORE_SAVING)
@@ -174,22 +177,19 @@ class NonFiniteWatch(Callback):
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not isinstance(loss, Tensor):
             return
-        # Lightning divided the loss by the number of batches that accumulate.
-        loss = loss.detach().reshape(()).float() * trainer.accumulate_grad_batches
-        lengths, bad_lengths = self._lengths, _cannot_be_normalised(self._lengths)
-        bad_loss = ~loss.isfinite()
-        gradients, self._bad_gradients = self._bad_gradients, None
-        if gradients is None:
-            gradients = torch.zeros_like(bad_loss)
+        loss, lengths = loss.detach().reshape(()), self._lengths
+        gradients, self._gradients = self._gradients, None
         if self._snapshot is not None:
-            bad = bad_loss | bad_lengths.any()
+            bad = _is_bad(loss, lengths)
             self._bad_window = bad if self._bad_window is None else self._bad_window | bad
-            self._snapshot.restore(self._bad_window | gradients)
+            of_step = bad if gradients is None else ~gradients.isfinite()
+            self._snapshot.restore(self._bad_window | of_step)
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            gradients = torch.zeros_like(gradients)
+            gradients = None
         place = trainer.current_epoch, self._step
-        indices = batch[0].detach()
-        self._unread.append(_Batch(*place, indices, loss, gradients, lengths, bad_lengths))
+        # Lightning divided the loss by the number of batches that accumulate.
+        self._accumulate = trainer.accumulate_grad_batches
+        self._unread.append(_Batch(*place, batch[0].detach(), loss, gradients, lengths))
         # Read whole steps only: bad gradients, known with the last batch, concern all its batches.
         if self._stepped and len(self._unread) >= self._read_every:
             self._read(trainer)
@@ -202,10 +202,8 @@ class NonFiniteWatch(Callback):
         batches, self._unread = self._unread, []
         if not batches:
             return
-        losses = torch.stack([batch.loss for batch in batches])
-        gradients = torch.stack([batch.bad_gradients for batch in batches])
-        lengths = torch.stack([batch.bad_lengths.any() for batch in batches])
-        flags = torch.stack([~losses.isfinite(), lengths, gradients]).int()
+        losses = torch.stack([batch.loss for batch in batches]).float() * self._accumulate
+        flags = torch.stack([~losses.isfinite(), *_bad_norms(batches, losses)]).int()
         flags = distributed.max_over_ranks(flags)
         found, copied = torch.cat([losses.unsqueeze(0), flags]), None
         if found.is_cuda:
@@ -258,8 +256,10 @@ class NonFiniteWatch(Callback):
         if what == "loss" and math.isfinite(loss):
             return None
         if what == "embeddings":
-            rows = batch.bad_lengths.nonzero().flatten().tolist()
-            lengths = {indices[row % len(indices)]: batch.lengths[row].item() for row in rows}
+            rows, lengths = list[int](), {}
+            if batch.lengths is not None:
+                rows = _cannot_be_normalised(batch.lengths).nonzero().flatten().tolist()
+                lengths = {indices[row % len(indices)]: batch.lengths[row].item() for row in rows}
             if not lengths:
                 return None
             indices = list(lengths)
@@ -310,9 +310,10 @@ class NonFiniteWatch(Callback):
         raise UserError(f"{problem}; {kept}; try {' or '.join(remedies)}")
 
 
-def _lengths(embeddings: Tensor) -> Tensor:
-    """L2 norms (N,) of embeddings (N, D), in fp32 or more like the losses."""
-    dtype = torch.promote_types(embeddings.dtype, torch.float32)
+def _lengths(views: Sequence[Tensor]) -> Tensor:
+    """L2 norms (V N,) of embeddings, each (N, D), in fp32 or more like the losses."""
+    embeddings = torch.cat(tuple(views))
+    dtype = embeddings.dtype if embeddings.dtype.itemsize > 4 else torch.float32
     lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=1, dtype=dtype)
     return lengths.float()
 
@@ -321,19 +322,45 @@ def _cannot_be_normalised(lengths: Tensor) -> Tensor:
     return ~((lengths >= NORM_EPS) & lengths.isfinite())
 
 
+def _is_bad(loss: Tensor, lengths: Tensor | None) -> Tensor:
+    bad = ~loss.isfinite()
+    return bad if lengths is None else bad | _cannot_be_normalised(lengths).any()
+
+
+def _bad_norms(batches: Sequence[_Batch], losses: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each batch, whether embeddings cannot be normalised and whether gradients are not finite.
+
+    ``losses`` is of the size and on the device of the answers.
+    """
+    lengths = gradients = torch.zeros_like(losses, dtype=torch.bool)
+    # A method has embeddings in every step or in none.
+    held = [batch.lengths for batch in batches if batch.lengths is not None]
+    norms = [batch.gradients for batch in batches if batch.gradients is not None]
+    if len({x.shape for x in held}) == 1:
+        lengths = _cannot_be_normalised(torch.stack(held)).any(1)
+    elif held:
+        lengths = torch.stack([_cannot_be_normalised(x).any() for x in held])
+    if norms:
+        zero = torch.zeros_like(norms[0])
+        whole = [zero if batch.gradients is None else batch.gradients for batch in batches]
+        gradients = ~torch.stack(whole).isfinite()
+    return lengths, gradients
+
+
 def _number(value: float) -> float | str:
     """The value as JSON can hold it: infinity and NaN become strings."""
     return value if math.isfinite(value) else str(value)
 
 
-def _largest(tensors: Sequence[Tensor]) -> Tensor:
-    """Largest absolute value, a scalar on the device; NaN if any value is; it cannot overflow."""
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest L2 norm, a scalar on the device; NaN or infinite if any value is.
+
+    It is infinite too where squares overflow, at 1.8e19 in fp32: no optimiser survives that.
+    """
     tensors = [x for x in tensors if x.numel()]
-    if tensors[0].device.type != "cpu":
-        return nn.utils.get_total_norm(tensors, norm_type=math.inf)
-    # On a CPU, aminmax() is 20 times faster than the norm.
-    bounds = [bound for x in tensors for bound in x.aminmax()]
-    return torch.stack([bound.float() for bound in bounds]).abs().max()
+    half = any(x.dtype == torch.float16 for x in tensors)
+    dtype = torch.float32 if half else None
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype)).max()
 
 
 class _BufferSnapshot:

@@ -10,13 +10,14 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.plugins import MixedPrecision
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.speed.counting import Counter
 from solo_ext.core.errors import UserError
@@ -25,7 +26,7 @@ from solo_ext.host.classifier import class_loss
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.training import nonfinite
 from solo_ext.lab.training import pretrain as pretraining
-from solo_ext.lab.training.nonfinite import NONFINITE, _largest
+from solo_ext.lab.training.nonfinite import EVERY, NONFINITE, NonFiniteWatch, _norm
 from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests.conftest import MakeConfig, json_lines
@@ -151,12 +152,35 @@ def test_a_mean_over_labels_where_there_are_some() -> None:
         assert gradient.abs().sum(1).bool().tolist() == [t >= 0 for t in targets]
 
 
-def test_the_largest_value() -> None:
-    """Neither a huge one nor an empty tensor is a fault; an infinite or missing number is."""
-    tensors = [torch.tensor([3e38, -3e38] * 10), torch.zeros(0), torch.tensor([-5.0]).bfloat16()]
-    assert _largest(tensors).item() == pytest.approx(3e38)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_norm_that_tells_of_every_value(dtype: torch.dtype) -> None:
+    """Neither a large one nor an empty tensor is a fault; an infinite or missing number is."""
+    large = 6e4 if dtype == torch.float16 else 1e18
+    tensors = [torch.tensor([large, -large] * 10), torch.zeros(0), torch.tensor([-5.0]).bfloat16()]
+    tensors[0] = tensors[0].to(dtype)
+    assert _norm(tensors).item() == pytest.approx(large * 20**0.5, rel=0.01)
     for bad in ("inf", "-inf", "nan"):
-        assert not _largest([*tensors, torch.tensor([[1, float(bad)]])]).isfinite()
+        assert not _norm([*tensors, torch.tensor([[1, float(bad)]])]).isfinite()
+    assert _norm([torch.tensor([3e38, 3e38])]).isinf()
+
+
+@pytest.mark.parametrize("layers", [1, 40])
+def test_launches_do_not_grow_with_the_network(layers: int, tmp_path: Path) -> None:
+    """Of a step: six at most, whether it has two parameters or eighty."""
+    network: Any = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+    watch = NonFiniteWatch(tmp_path, [], "stop")
+    trainer: Any = SimpleNamespace(current_epoch=0, accumulate_grad_batches=1)
+    trainer.precision_plugin = None
+    watch._read_every = EVERY
+    network.step_embeddings = [network(torch.randn(8, 4)).detach() for _ in range(2)]
+    loss = network(torch.randn(8, 4)).square().sum()
+    loss.backward()
+    optimizer, indices = torch.optim.SGD(network.parameters(), 0.1), torch.arange(8)
+    with Counter() as counter:
+        watch.on_before_backward(trainer, network, loss)
+        watch.on_before_optimizer_step(trainer, network, optimizer)
+        watch._keep(trainer, loss, [indices])
+    assert 0 < counter.launches <= 6
 
 
 @pytest.mark.fault
