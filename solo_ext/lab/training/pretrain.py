@@ -41,6 +41,7 @@ from solo_ext.lab.ending import log_traceback
 from solo_ext.lab.evaluation.online import OnlineEvaluation
 from solo_ext.lab.training.checkpoints import RunCheckpoint
 from solo_ext.lab.training.lightning_internals import (
+    StepLog,
     go_on_with_the_next_epoch,
     log_without_waiting,
 )
@@ -189,7 +190,7 @@ def pretrain(
 
     state = RunState(loader, own_identity, restored=go_on, begin=begin)
     watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
-    own: list[Callback] = [state, watch, CollapseWatch(), *callbacks]
+    own: list[Callback] = [StepLog(), state, watch, CollapseWatch(), *callbacks]
     if run.online_eval.every_n_epochs:
         own.append(OnlineEvaluation(run, prepared.train, prepared.val, run_dir / "online"))
     if run.data.unreadable == "skip":
