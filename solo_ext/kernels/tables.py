@@ -70,7 +70,8 @@ def plain_sums(sweep: Sweep, query: Tensor, table: Tensor) -> tuple[Tensor, Tens
     scale, columns, log_weight, powers, bounded, dtype, ids = sweep
     rows = table if columns is None else table.index_select(0, columns)
     dtype = dtype or query.dtype
-    logits = ((query * scale).to(dtype) @ rows.to(dtype).T).to(query.dtype)
+    scaled = query if scale == 1 else query * scale
+    logits = (scaled.to(dtype) @ rows.to(dtype).T).to(query.dtype)
     if ids is not None:
         logits = exclude_ids(logits, *ids)
     if bounded or not len(rows):
@@ -80,7 +81,8 @@ def plain_sums(sweep: Sweep, query: Tensor, table: Tensor) -> tuple[Tensor, Tens
     raised = [logits if power == 1 else logits * power for power in powers]
     if log_weight is not None:
         raised = [x + log_weight for x in raised]
-    return torch.stack([x.logsumexp(1) for x in raised]), largest
+    sums = [x.logsumexp(1) for x in raised]
+    return sums[0].unsqueeze(0) if len(sums) == 1 else torch.stack(sums), largest
 
 
 def with_slopes(sums: Sums, sweep: Sweep, query: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,19 +106,45 @@ def info_nce_loss_func(
     check_table("negatives", negatives, query)
     check_positive(temperature=temperature)
     negatives = negatives.to(query.dtype)
-    with full_precision_products(query.device):
-        if negatives.requires_grad:
-            # The kernel would give no gradient to the negatives.
-            if compute_dtype is not None:
-                raise ValueError(
-                    f"compute_dtype={compute_dtype}: is for constant negatives; leave it out"
-                )
+    if negatives.requires_grad:
+        # The kernel would give no gradient to the negatives.
+        if compute_dtype is not None:
+            raise ValueError(
+                f"compute_dtype={compute_dtype}: is for constant negatives; leave it out"
+            )
+        with full_precision_products(query.device):
             return plain_info_nce(query, positive, negatives, temperature)
-        lse, _ = table_logsumexp(
-            query, negatives, 1 / temperature, unit=True, compute_dtype=compute_dtype
-        )
+    pairs = query.unsqueeze(0), positive.unsqueeze(0)
+    return info_nce_terms(*pairs, [negatives], temperature, compute_dtype)[0]
+
+
+def info_nce_terms(
+    query: Tensor,
+    positive: Tensor,
+    negatives: Sequence[Tensor],
+    temperature: float,
+    compute_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The losses (V,) of V views, each against constant negatives of its own.
+
+    Arguments are those of :func:`info_nce_loss_func`, except that ``query`` and ``positive``
+    (V, N, D) have unit rows in full precision, and that there are (K, D) negatives for each view.
+
+    Example:
+        >>> query, key = F.normalize(torch.randn(2, 2, 4, 8), dim=-1)
+        >>> queues = [F.normalize(torch.randn(100, 8)) for _ in query]
+        >>> info_nce_terms(query, key, queues, temperature=0.2).shape
+        torch.Size([2])
+    """
+    with full_precision_products(query.device):
         # The cross-entropy is log(1 + exp(lse - s)).
-        return F.softplus(lse[0] - (query * positive).sum(1) / temperature).mean()
+        lse = torch.cat(
+            [
+                table_logsumexp(q, n, 1 / temperature, unit=True, compute_dtype=compute_dtype)[0]
+                for q, n in zip(query, negatives, strict=True)
+            ]
+        )
+        return F.softplus(lse - (query * positive).sum(-1) / temperature).mean(1)
 
 
 @LOSSES.register(
@@ -177,7 +203,9 @@ def proto_nce_loss_func(
         raise ValueError(f"query must be (N, D), got {tuple(query.shape)}")
     tables = [prototypes], [concentration], positive_ids.unsqueeze(0)
     drawn = None if negative_ids is None else [negative_ids]
-    losses, _ = proto_nce_terms(query.unsqueeze(0), *tables, drawn, collisions, compute_dtype)
+    (query,) = full_precision(query)
+    unit = F.normalize(query, dim=1).unsqueeze(0)
+    losses, _ = proto_nce_terms(unit, *tables, drawn, collisions, compute_dtype)
     return losses[0]
 
 
@@ -194,16 +222,18 @@ def proto_nce_terms(
     """The ProtoNCE losses (M,) of M clusterings, and the accuracies (M,) of the queries.
 
     Arguments and errors are those of :func:`proto_nce_loss_func`, except that ``query`` (V, N, D)
-    has V views of N images, ``positive_ids`` (M, N) has the clusters of the images, and there are
-    prototypes, concentrations and (R,) negatives for each clustering. An accuracy, without
-    gradient, is the share of queries whose own prototype has the largest logit.
+    has V views of N images, unit rows in full precision; ``positive_ids`` (M, N) has the clusters
+    of the images, and there are prototypes, concentrations and (R,) negatives for each clustering.
+    An accuracy, without gradient, is the share of queries whose own prototype has the largest
+    logit.
 
     Args:
         scaled: prototypes divided by their concentrations, constants in the dtype of the products'
             factors, for callers that compute them once for many batches.
 
     Example:
-        >>> query, tables = torch.randn(1, 4, 8), [F.normalize(torch.randn(k, 8)) for k in (3, 9)]
+        >>> query = F.normalize(torch.randn(1, 4, 8), dim=-1)
+        >>> tables = [F.normalize(torch.randn(k, 8)) for k in (3, 9)]
         >>> phis, ids = [torch.full((k,), 0.2) for k in (3, 9)], torch.zeros(2, 4).long()
         >>> losses, accuracy = proto_nce_terms(query, tables, phis, ids)
         >>> losses.shape, accuracy.shape
@@ -224,7 +254,6 @@ def proto_nce_terms(
     negatives = [None] * count if negative_ids is None else negative_ids
     clusterings = list(zip(tables[:count], tables[count:], positive_ids, negatives, strict=True))
     with full_precision_products(query.device):
-        query = F.normalize(query, dim=-1)
         flat = query.flatten(0, 1)
         # Logits of the queries' own prototypes, (M, V N).
         rows = torch.stack([table[ids] for table, _, ids, _ in clusterings]).unsqueeze(1)
@@ -252,12 +281,12 @@ def proto_nce_terms(
         # Compare with a tolerance: the kernel that returns `largest` sums in another order than
         # `own`, and may round the factors.
         close = 1e-4 if compute_dtype is None else torch.finfo(compute_dtype).eps
-        reached = own.detach() >= largest - close * largest.abs().clamp(min=1)
+        reached = largest - own.detach() <= close * largest.abs().clamp(min=1)
         loss = (mass - own).mean(1)
         if any(x.requires_grad for x in tables):
             # The kernel would give no gradient to prototypes and concentrations.
             loss = torch.stack([plain_proto_nce(query, *c, collisions) for c in clusterings])
-        return loss, reached.to(loss.dtype).mean(1)
+        return loss, reached.mean(1, dtype=loss.dtype)
 
 
 def _repeated(ids: Tensor, size: int) -> Tensor:

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.core.draws import derive_seed, generator
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.precision import ComputeDtype, factors_dtype
+from solo_ext.core.precision import ComputeDtype, factors_dtype, full_precision
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.host import initialize_momentum_params
-from solo_ext.losses.info_nce import Collisions, info_nce_loss_func, proto_nce_terms
+from solo_ext.losses.info_nce import Collisions, info_nce_terms, proto_nce_terms
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.heads import projector
 from solo_ext.memory.state import keep_out_of_broadcast
@@ -112,9 +112,9 @@ class PCL(ProjectedMomentumMethod):
     ``warmup_epochs`` on, the E-step clusters the momentum embeddings of the training set.
 
     Logs ``train_info_nce_loss``, ``train_proto_nce_loss``, and per granularity
-    ``train_proto_acc_<K>``, the share of queries whose own prototype has the largest logit, and
-    ``train_collisions_<K>``, the share of queries with another image of the batch in their cluster;
-    ``e_step/...`` as :meth:`solo_ext.methods.e_step.EStep.run` says.
+    ``train_proto_acc_<K>``, the share of queries whose own prototype has the largest logit, and of
+    the last batch of an epoch ``train_collisions_<K>``, the share of images with another one of the
+    batch in their cluster; ``e_step/...`` as :meth:`solo_ext.methods.e_step.EStep.run` says.
 
     Args:
         cfg: solo-learn main's config; ``method_kwargs`` as in :class:`PCLKwargs`.
@@ -146,6 +146,7 @@ class PCL(ProjectedMomentumMethod):
         self.queues: Any = nn.ModuleList(FeatureQueue(kwargs.queue_size, dim) for _ in directions)
         settings = kwargs if kwargs.proto_weight else None
         self.e_step = EStep(settings, KEY, dim, kwargs.temperature)
+        self._step_clusters: Tensor | None = None
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
         keep_out_of_broadcast(self)
 
@@ -198,8 +199,13 @@ class PCL(ProjectedMomentumMethod):
             check_prototypes(cfg.method_kwargs, KEY, images)
 
     def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Nothing: a step that is not ``symmetric`` has the queries of one view."""
-        return {}
+        """The share of collisions; a step that is not ``symmetric`` has no second view."""
+        clusters, self._step_clusters = self._step_clusters, None
+        if clusters is None:
+            return {}
+        shared = (clusters.unsqueeze(1) == clusters.unsqueeze(2)).sum(2) > 1
+        names = [f"train_collisions_{name}" for name in self.prototypes.names]
+        return dict(zip(names, shared.float().mean(1).unbind(), strict=True))
 
     def on_train_start(self) -> None:
         """Synchronises the queues over ranks and prepares the E-step."""
@@ -225,7 +231,7 @@ class PCL(ProjectedMomentumMethod):
         else:
             out = self._classified(crops[0], targets)
             queries, projected = [out["z"]], [self.momentum_forward(crops[1])["z"]]
-        keys = [F.normalize(key.float(), dim=1) for key in projected]
+        keys = F.normalize(torch.stack(projected).float(), dim=2).unbind()
         # A query's key comes from the other view.
         seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
         loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
@@ -253,19 +259,19 @@ class PCL(ProjectedMomentumMethod):
         # First term: -log exp(v.v'_i / T) / sum_j exp(v.v'_j / T), j over v'_i and the
         # queue of the key's view.
         queues = [past.value for past in self.queues][::-1]
-        pairs = zip(queries, keys, queues, strict=True)
-        temperature = self.kwargs.temperature
-        info = torch.stack([info_nce_loss_func(*pair, temperature, dtype) for pair in pairs]).mean()
+        # Stack the views: gradients are then summed in a fixed order.
+        (views,) = full_precision(torch.stack(list(queries)))
+        unit, positives = F.normalize(views, dim=-1), torch.stack(list(keys))
+        info = info_nce_terms(unit, positives, queues, self.kwargs.temperature, dtype).mean()
         metrics = {"train_info_nce_loss": info}
         state = self.prototypes
         if state.epoch < 0:
             return info, metrics
         # Second term: 1/M sum_m -log exp(v.c_s / phi_s) / sum_j exp(v.c_j / phi_j), where s is
         # the cluster of the query's image.
-        s = state.assignments_of(indices)
-        # Stack the views: gradients are then summed in a fixed order.
+        s = self._step_clusters = state.assignments_of(indices)
         losses, accuracy = proto_nce_terms(
-            torch.stack(list(queries)),
+            unit,
             state.prototypes,
             state.concentration,
             s,
@@ -274,10 +280,8 @@ class PCL(ProjectedMomentumMethod):
             dtype,
             state.scaled(dtype),
         )
-        shared = ((s.unsqueeze(1) == s.unsqueeze(2)).sum(2) > 1).float().mean(1)
-        for m, name in enumerate(state.names):
-            metrics[f"train_proto_acc_{name}"] = accuracy[m]
-            metrics[f"train_collisions_{name}"] = shared[m]
+        names = [f"train_proto_acc_{name}" for name in state.names]
+        metrics |= dict(zip(names, accuracy.unbind(), strict=True))
         proto = metrics["train_proto_nce_loss"] = losses.mean()
         return info + self.kwargs.proto_weight * proto, metrics
 
@@ -285,12 +289,12 @@ class PCL(ProjectedMomentumMethod):
         """Moves the momentum networks, f' = m f' + (1 - m) f, then fills queue and bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         indices, keys = self._step_keys
-        keys = distributed.gather_each(keys)
-        for past, key in zip(self.queues, keys, strict=True):
+        every = distributed.gather_each(keys)
+        for past, key in zip(self.queues, every, strict=True):
             past.update_(key)
         if self.bank is not None:
             # `EStep.update_bank` would gather the keys once more.
-            mean = F.normalize(torch.stack(keys).mean(0), dim=1)
+            mean = F.normalize(torch.stack(every).mean(0), dim=1)
             self.bank.update_(distributed.gather(indices), mean)
 
     def _negatives(self, positives: Tensor, seed: int) -> list[Tensor] | None:

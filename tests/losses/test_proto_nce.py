@@ -131,7 +131,8 @@ def test_views_of_the_same_images(
     views = torch.stack([unit(3, seed) + seen for seed in (5, 6)]).requires_grad_()
     scaled = [c / phi[:, None] for c, phi in zip(tables, phis, strict=True)] if kept else None
     rest = negatives, collisions, None, scaled
-    losses, accuracy = proto_nce_terms(views, tables, phis, ids, *rest)
+    rows = F.normalize(views, dim=-1)
+    losses, accuracy = proto_nce_terms(rows, tables, phis, ids, *rest)
     for m, (prototypes, phi) in enumerate(zip(tables, phis, strict=True)):
         own = prototypes, phi, ids[m]
         drawn = None if negatives is None else negatives[m]
@@ -143,13 +144,13 @@ def test_views_of_the_same_images(
             torch.autograd.grad(x, views, retain_graph=True)[0] for x in (losses[m], loss)
         )
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
-    alone = [proto_nce_terms(view[None], tables, phis, ids, *rest)[1] for view in views]
+    alone = [proto_nce_terms(view[None], tables, phis, ids, *rest)[1] for view in rows]
     torch.testing.assert_close(accuracy, torch.stack(alone).mean(0))
     assert (accuracy > 0).any()
     with pytest.raises(ValueError, match=r"query must be \(N, D\), got \(2, 3, 5\)"):
         proto_nce_loss_func(views, tables[0], phis[0], ids[0])
     with pytest.raises(ValueError, match=r"positive_ids must be \(3,\).*\(2,\)"):
-        proto_nce_terms(views, tables, phis, ids[:, :2])
+        proto_nce_terms(rows, tables, phis, ids[:, :2])
 
 
 @pytest.mark.parametrize("negatives", [None, torch.tensor([5, 1, 11])])
@@ -183,7 +184,7 @@ def test_factors_of_half_precision(drawn: bool) -> None:
     drawn_ids = None if negatives is None else [negatives]
     lists: Any = ([prototypes], [phi], ids[None], drawn_ids, "merge")
     scaled = [(prototypes / phi[:, None]).bfloat16()]
-    views = query.unsqueeze(0)
+    views = F.normalize(query, dim=1).unsqueeze(0)
     exact, found = proto_nce_terms(views, *lists)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         half, found_half = proto_nce_terms(views, *lists, torch.bfloat16)
@@ -193,7 +194,7 @@ def test_factors_of_half_precision(drawn: bool) -> None:
     assert not torch.equal(half, exact)
     torch.testing.assert_close(half, exact, rtol=0, atol=0.02)
     assert found_half == found == 1
-    one, two = (torch.autograd.grad(x, query)[0] for x in (half, exact))
+    one, two = (torch.autograd.grad(x, query, retain_graph=True)[0] for x in (half, exact))
     assert (one - two).norm() < 0.05 * two.norm()
     assert torch.equal(half[0], proto_nce_loss_func(query, *rest, torch.bfloat16))
 
