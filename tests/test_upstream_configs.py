@@ -82,7 +82,7 @@ def check(folder: Path, method: str) -> None:
     if "queues.0.value" in shapes:
         assert kwargs["queue_size"] == shapes["queues.0.value"][0]
     if method == "pcl":
-        assert kwargs["num_prototypes"] == [2, 2, 4]
+        assert kwargs["num_prototypes"] == [2, 4]
 
 
 @pytest.mark.parametrize("method", RELATIVES)

@@ -100,13 +100,13 @@ def _both_ways(
         positives = similar.diagonal().unsqueeze(1)
         others = similar.masked_fill(own_columns(p) == own_columns(p).T, float("-inf"))
         raised = [others if power == 1 else power * others for power in estimator.powers]
-        settings: Any = {"estimator": estimator, "count": len(p) - 1, "temperature": temperature}
-        (rows, notes), (columns, _) = (
-            per_anchor(torch.stack([x.logsumexp(dim) for x in raised]), positives, **settings)
-            for dim in (1, 0)
-        )
+        settings: Any = {"count": len(p) - 1, "temperature": temperature}
+        by_row, by_column = (torch.stack([x.logsumexp(dim) for x in raised]) for dim in (1, 0))
+        rows, notes = per_anchor(by_row, positives, estimator=estimator, **settings)
+        mass, _ = estimator(by_column, positives, **settings)
         row, nan = rows.mean(), rows.new_full((), math.nan)
-        return (row + columns.mean()) / 2, terms_of(row, notes, nan, nan)
+        column = F.softplus(mass - positives.squeeze(1)).mean()
+        return (row + column) / 2, terms_of(row, notes, nan, nan)
 
 
 @LOSSES.register(

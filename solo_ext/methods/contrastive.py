@@ -50,7 +50,13 @@ from solo_ext.methods.contrastive_kwargs import (
     validate,
 )
 from solo_ext.methods.e_step import CLUSTERS, EStep
-from solo_ext.methods.negatives import MixingSampler, annealed_beta, queue_metrics, term_metrics
+from solo_ext.methods.negatives import (
+    MixingSampler,
+    annealed_beta,
+    mean_of,
+    queue_metrics,
+    term_metrics,
+)
 from solo_ext.methods.projected import ProjectedMethod, ProjectedMomentumMethod
 from solo_ext.methods.registry import (
     fill_method_kwargs,
@@ -175,7 +181,8 @@ class Contrastive(ProjectedMethod):
         out = super().training_step(batch, batch_idx)
         queries = out["z"] if self.predictor is None else [self.predictor(z) for z in out["z"]]
         # k: unit rows of the large crops, without gradient.
-        keys = [F.normalize(z.detach().float(), dim=1) for z in self._keys(out)]
+        embeddings = torch.stack(self._keys(out)).detach().float()
+        keys = list(F.normalize(embeddings, dim=2).unbind())
         self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
         if self.kwargs.anneal_beta:
             beta = annealed_beta(self.kwargs.beta, self.current_epoch, self.cfg.max_epochs)
@@ -206,7 +213,7 @@ class Contrastive(ProjectedMethod):
         """
         positives, images, metrics = self.positives_of(keys, indices, targets)
         terms = self.against_negatives(queries, keys, indices, positives, images)
-        loss = torch.stack([t.loss for t in terms]).mean()
+        loss = mean_of([t.loss for t in terms])
         for queue in self.queues[:1]:
             metrics |= queue_metrics("queue", queue)
         debiased, mixing = self.kwargs.tau_plus > 0, self._mixing.active(self.current_epoch)
@@ -246,10 +253,13 @@ class Contrastive(ProjectedMethod):
             table_ids=ids[1],
         )
         embeddings, neighbours = support_set.value[rows], support_set.indices[rows]
-        # If fewer than `top_k` rows are allowed, the missing ones have similarity -inf.
-        there = similarity.isfinite()
-        similarity = torch.where(there, similarity, 0.0).sum() / there.sum().clamp(min=1)
-        metrics = {"train_nn_similarity": similarity} | queue_metrics("support", support_set)
+        if settings.exclude_own:
+            # If fewer than `top_k` rows are allowed, the missing ones have similarity -inf.
+            there = similarity.isfinite()
+            mean = torch.where(there, similarity, 0.0).sum() / there.sum().clamp(min=1)
+        else:
+            mean = similarity.mean()
+        metrics = {"train_nn_similarity": mean} | queue_metrics("support", support_set)
         if has_indices(self.cfg):
             metrics["train_nn_own"] = (neighbours == images.unsqueeze(1)).float().mean()
         if not self.cfg.data.get("no_labels"):
@@ -287,7 +297,7 @@ class Contrastive(ProjectedMethod):
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
     ) -> list[ContrastiveTerms]:
         """Neighbours of each large crop against predictions of every other crop (NNCLR, Eq. 3)."""
-        unit = [F.normalize(q.float(), dim=1) for q in queries]
+        unit = F.normalize(torch.stack(list(queries)).float(), dim=2).unbind()
         # Gather once for all directions.
         all_queries = distributed.gather_each(unit, gradient=True)
         all_near = distributed.gather_each(neighbours) if self.kwargs.symmetric else neighbours
@@ -439,14 +449,15 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
         Without ``symmetric``, the first crop is only a query. A queue holds the keys of images that
         are neighbours too: they are positives, and so no negatives.
         """
-        unit = [F.normalize(q.float(), dim=1) for q in queries]
+        unit = F.normalize(torch.stack(list(queries)).float(), dim=2).unbind()
         terms = []
         for u, queue in enumerate(self.queues):
             if u == 0 and not self.kwargs.symmetric:
                 continue
             others = [q for v, q in enumerate(unit) if v != u]
             own = keys[u].unsqueeze(1) if positives is None else positives[u]
-            repeated, excluded = own.repeat(len(others), 1, 1), dict[str, Tensor]()
+            excluded = dict[str, Tensor]()
+            several = len(others) > 1
             no_negatives = [indices.unsqueeze(1)] if self.kwargs.exclude_own else []
             if images:
                 # Rows of the random start have the number -1, in the support set and in the queue.
@@ -454,5 +465,7 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
             if no_negatives:
                 ids = torch.cat(no_negatives, dim=1).repeat(len(others), 1)
                 excluded = {"anchor_ids": ids, "candidate_ids": queue.indices}
-            terms.append(self._contrastive(torch.cat(others), repeated, queue.value, **excluded))
+            anchors = torch.cat(others) if several else others[0]
+            repeated = own.repeat(len(others), 1, 1) if several else own
+            terms.append(self._contrastive(anchors, repeated, queue.value, **excluded))
         return terms

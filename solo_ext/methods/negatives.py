@@ -167,10 +167,17 @@ def term_metrics(
         names["train_clamped_fraction"] = "clamped"
     if mixing:
         names |= {"train_mined_similarity": "mined", "train_mixed_similarity": "mixed"}
-    return {
-        metric: torch.stack([getattr(t, name) for t in terms]).mean()
-        for metric, name in names.items()
-    }
+    return {metric: mean_of([getattr(t, name) for t in terms]) for metric, name in names.items()}
+
+
+def mean_of(scalars: Sequence[Tensor]) -> Tensor:
+    """The mean of scalars; a single one costs no operation.
+
+    Example:
+        >>> mean_of([torch.tensor(1.0), torch.tensor(2.0)])
+        tensor(1.5000)
+    """
+    return torch.stack(list(scalars)).mean() if len(scalars) > 1 else scalars[0]
 
 
 def queue_metrics(name: str, queue: FeatureQueue) -> dict[str, Tensor]:

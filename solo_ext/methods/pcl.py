@@ -231,7 +231,7 @@ class PCL(ProjectedMomentumMethod):
         else:
             out = self._classified(crops[0], targets)
             queries, projected = [out["z"]], [self.momentum_forward(crops[1])["z"]]
-        keys = F.normalize(torch.stack(projected).float(), dim=2).unbind()
+        keys = list(F.normalize(torch.stack(projected).float(), dim=2).unbind())
         # A query's key comes from the other view.
         seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
         loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
@@ -289,12 +289,12 @@ class PCL(ProjectedMomentumMethod):
         """Moves the momentum networks, f' = m f' + (1 - m) f, then fills queue and bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         indices, keys = self._step_keys
-        every = distributed.gather_each(keys)
-        for past, key in zip(self.queues, every, strict=True):
+        keys = distributed.gather_each(keys)
+        for past, key in zip(self.queues, keys, strict=True):
             past.update_(key)
         if self.bank is not None:
             # `EStep.update_bank` would gather the keys once more.
-            mean = F.normalize(torch.stack(every).mean(0), dim=1)
+            mean = F.normalize(torch.stack(keys).mean(0), dim=1)
             self.bank.update_(distributed.gather(indices), mean)
 
     def _negatives(self, positives: Tensor, seed: int) -> list[Tensor] | None:

@@ -30,7 +30,7 @@ SIZES: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     # method, what is given, training images, sizes
     ("pcl", {}, IMAGENET, {"num_prototypes": PUBLISHED, "queue_size": 16384}),
     ("pcl", {}, CIFAR, {"num_prototypes": CLUSTERS, "queue_size": 6144}),
-    ("pcl", {}, 40, {"num_prototypes": [2, 2, 3], "queue_size": BATCH}),
+    ("pcl", {}, 40, {"num_prototypes": [2, 3], "queue_size": BATCH}),
     ("mochi", {}, IMAGENET, {"queue_size": 65536}),
     ("mochi", {}, CIFAR, {"queue_size": 6144}),
     ("nnclr_symmetric", {}, IMAGENET, {"support_set.size": 98304, "queue_size": None}),
@@ -101,7 +101,7 @@ def test_a_run_records_them(make_config: MakeConfig, tmp_path: Path) -> None:
     prepared = prepare(make_config("pcl", method_kwargs=OPEN))
     run = pretrain(prepared, run_dir=tmp_path / "run", show_progress=False).run_dir
     recorded = json.loads((run / ARGS).read_text())["method_kwargs"]
-    assert (recorded["num_prototypes"], recorded["queue_size"]) == ([2, 2, 4], 24)
+    assert (recorded["num_prototypes"], recorded["queue_size"]) == ([2, 4], 24)
     assert resume(run).epochs == 1
 
 
