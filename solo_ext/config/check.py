@@ -36,6 +36,7 @@ _COMMON: dict[str, type[Section]] = {
     "optimizer": Batch,
     "dali": DALI,
 }
+_NEAREST, _EVERY_KEY = 5, "docs/reference/config.md"
 _IRRELEVANT_TO_RESULTS = {
     "resume_from_checkpoint",
     "auto_resume",
@@ -255,7 +256,10 @@ def _first_mistake(
     if no_text:
         return ConfigError(key, value, "this key is no text", "keys are text: quote or remove it")
     if what == "extra_forbidden":
-        remedy = suggest_name(str(loc[-1]), _keys(kind, path[:-1]), show=20)
+        keys = _keys(kind, path[:-1])
+        remedy = suggest_name(str(loc[-1]), keys, show=_NEAREST)
+        if len(keys) > _NEAREST:
+            remedy += f"; every key: {_EVERY_KEY}"
         return ConfigError(key, value, "unknown key", remedy)
     if what == "missing":
         return ConfigError(key, None, "this key is required", "give it a value")

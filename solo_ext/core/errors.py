@@ -149,12 +149,14 @@ def disk_errno(error: BaseException) -> int | None:
 
 
 def suggest_name(name: str, valid: Iterable[str], *, show: int = 12) -> str:
-    """Says which valid name is closest to ``name``, and lists up to ``show`` valid names.
+    """Says which valid name is closest to ``name``, and lists them: if over ``show``, the nearest.
 
     Case is ignored, and a hyphen equals an underscore.
 
     >>> suggest_name("sim-clr", ["byol", "dino", "simclr"])
     "did you mean 'simclr'? allowed: byol, dino, simclr"
+    >>> suggest_name("sim-clr", ["byol", "dino", "simclr", "simsiam"], show=2)
+    "did you mean 'simclr'? allowed: simclr, simsiam, ... (4 in all)"
     """
     names = sorted(valid)
     # Reversed, so that the first of several names with the same plain form wins.
@@ -163,7 +165,10 @@ def suggest_name(name: str, valid: Iterable[str], *, show: int = 12) -> str:
     guess = f"did you mean {plain[close[0]]!r}?" if close else ""
     if not show:
         return guess
-    listed = ", ".join(names[:show]) + (f", ... ({len(names)} in all)" if len(names) > show else "")
+    listed = ", ".join(names)
+    if len(names) > show:
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), plain, n=show, cutoff=0)
+        listed = ", ".join([*(plain[one] for one in near), f"... ({len(names)} in all)"])
     return f"{guess} allowed: {listed}".strip() if names else "nothing is allowed here"
 
 

@@ -126,6 +126,13 @@ def test_unknown_keys_are_named(path: str, guess: str | None, valid: dict[str, A
     assert ("did you mean" in line) == (guess is not None)
     if guess:
         assert f"did you mean {guess!r}? " in line
+    # At most five, of which the nearest is the first, and where the others stand.
+    listed = line.partition("allowed: ")[2].partition("; every key: ")
+    names = [name for name in listed[0].split(", ") if not name.startswith("...")]
+    assert len(names) <= 5
+    if listed[1]:
+        assert listed[2] == "docs/reference/config.md"
+        assert guess in (names[0], None)
 
 
 def test_a_misspelt_key_is_named_rather_than_the_missing_one(valid: dict[str, Any]) -> None:
@@ -206,7 +213,9 @@ def test_errors_are_one_line() -> None:
 def test_nearest() -> None:
     names = ("simclr", "simsiam", "byol")
     assert suggest_name("SimCLR", names) == "did you mean 'simclr'? allowed: byol, simclr, simsiam"
-    assert suggest_name("qq", names, show=2) == "allowed: byol, simclr, ... (3 in all)"
+    assert suggest_name("simsia", names, show=2) == (
+        "did you mean 'simsiam'? allowed: simsiam, simclr, ... (3 in all)"
+    )
     assert suggest_name("byoll", names, show=0) == "did you mean 'byol'?"
     assert suggest_name("qq", names, show=0) == ""
     assert suggest_name("x", ()) == "nothing is allowed here"
