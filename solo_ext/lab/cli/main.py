@@ -39,6 +39,11 @@ class _Parser(argparse.ArgumentParser):
                 # The command's own parser checks the words after it.
                 break
             name = word.partition("=")[0]
+            if name == "--multirun":
+                self.error(
+                    "--multirun: start one command per setting, or `solo-ext benchmark run` for "
+                    "several; solo-learn's own script has it: `python -m solo_ext main_pretrain.py`"
+                )
             if _OPTION.match(word) and name not in known:
                 self.error(f"unknown option {name!r}; {suggest_name(name, known)}")
         found, rest = super().parse_known_args(words, namespace)

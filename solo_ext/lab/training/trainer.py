@@ -10,7 +10,7 @@ import re
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,35 +114,46 @@ class _DirectCheckpointIO(TorchCheckpointIO):
 
 
 def _loggers(run: RunConfig, run_dir: Path) -> list[Any]:
+    """Lightning's loggers that the config names.
+
+    Raises:
+        ConfigError: the package of one is not installed.
+    """
     from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-    made: list[Any] = []
-    if "tensorboard" in run.loggers:
-        made.append(TensorBoardLogger(str(run_dir), name=TENSORBOARD, version=""))
-    if "csv" in run.loggers:
+    make: dict[str, Callable[[], Any]] = {
+        "tensorboard": lambda: TensorBoardLogger(str(run_dir), name=TENSORBOARD, version=""),
         # Without a fixed version, a resumed run leaves the file of its earlier part alone.
-        made.append(CSVLogger(str(run_dir), name=CSV))
-    if "mlflow" in run.loggers:
-        made.append(
-            MLFlowLogger(
-                experiment_name=os.environ.get("MLFLOW_EXPERIMENT_NAME", "solo_ext"),
-                run_name=run_dir.name,
-                # mlflow no longer takes a folder of files, which is Lightning's default.
-                tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run_dir / MLFLOW}"),
-            )
-        )
-    if run.wandb.enabled or "wandb" in run.loggers:
-        made.append(
-            WandbLogger(
-                name=run.name,
-                project=run.wandb.project,
-                entity=run.wandb.entity,
-                offline=run.wandb.offline,
-                save_dir=str(run_dir),
-                id=_wandb_id(run_dir),
-                resume="allow",
-            )
-        )
+        "csv": lambda: CSVLogger(str(run_dir), name=CSV),
+        "mlflow": lambda: MLFlowLogger(
+            experiment_name=os.environ.get("MLFLOW_EXPERIMENT_NAME", "solo_ext"),
+            run_name=run_dir.name,
+            # mlflow no longer takes a folder of files, which is Lightning's default.
+            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run_dir / MLFLOW}"),
+        ),
+        "wandb": lambda: WandbLogger(
+            name=run.name,
+            project=run.wandb.project,
+            entity=run.wandb.entity,
+            offline=run.wandb.offline,
+            save_dir=str(run_dir),
+            id=_wandb_id(run_dir),
+            resume="allow",
+        ),
+    }
+    named = [
+        name for name in make if name in run.loggers or (name == "wandb" and run.wandb.enabled)
+    ]
+    made = []
+    for name in named:
+        try:
+            made.append(make[name]())
+        except ModuleNotFoundError as error:
+            asked = "loggers" if name in run.loggers else "wandb.enabled"
+            without = f"leave {name} out" if name in run.loggers else "set wandb.enabled=false"
+            value = run.loggers if name in run.loggers else True
+            remedy = f"`pip install {name}`, or {without}"
+            raise ConfigError(asked, value, f"{name} is not installed", remedy) from error
     return made
 
 
