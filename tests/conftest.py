@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,18 @@ def loaded() -> host.Host:
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As :func:`made_images`."""
     return made_images(tmp_path_factory.mktemp("images"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Counts the skipped tests by reason, in one line; `-rs` names each."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    )
+    if reasons:
+        listed = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"skipped (-rs names each): {listed}")
 
 
 def need_method(name: str) -> None:
