@@ -219,7 +219,11 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     named = then["images"] is not None and now["images"] is not None
 
     def shown(flat: Mapping[str, Any], key: str) -> str:
-        return json.dumps(flat[key]) if key in flat else "not there"
+        if key not in flat:
+            return "not there"
+        value = flat[key]
+        whole = isinstance(value, float) and value.is_integer()
+        return json.dumps(int(value) if whole else value)
 
     found = [
         f"{key}: {shown(mine, key)} -> {shown(theirs, key)}"
@@ -375,6 +379,12 @@ def _check_same_run(
         )
     found = [] if held is None else _differences(held["identity"], identity)
     if found and not force:
+        if all(difference.startswith("max_epochs: ") for difference in found):
+            raise UserError(
+                f"checkpoint {str(path)!r} is of a run of other length, {_listed(found)}; its "
+                "learning rate has been falling towards its own last epoch, and with --force it "
+                "rises again; a new run with backbone.weights=RUN_DIR has a schedule of its own"
+            )
         raise UserError(
             f"checkpoint {str(path)!r} is of another run: {_listed(found)}; name another "
             "--run-dir, `solo-ext pretrain --resume` for the run as it was, or --force to go on "

@@ -163,11 +163,19 @@ def test_forced(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptu
     run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
     with caplog.at_level(logging.WARNING):
         train(make_config("debiased", max_epochs=3), run, force=True)
-    assert "goes on from another run's checkpoint: max_epochs: 2.0 -> 3.0" in caplog.text
+    assert "goes on from another run's checkpoint: max_epochs: 2 -> 3" in caplog.text
     assert checkpoints(run)[-1].epoch == 2
     adam = make_config("debiased", max_epochs=4, optimizer={"name": "adamw", "kwargs": {}})
     with pytest.raises(UserError, match=r"holds another optimiser's state: .*start a new run"):
         train(adam, run, force=True)
+
+
+def test_a_longer_run_is_a_wish_of_its_own(make_config: MakeConfig, tmp_path: Path) -> None:
+    """What --force would do to the schedule, and the key that starts a new one."""
+    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
+    says = r"of other length, max_epochs: 2 -> 4; .*--force it rises again.*backbone\.weights="
+    with pytest.raises(UserError, match=says):
+        resume(run, ["max_epochs=4"])
 
 
 @pytest.mark.parametrize("force", [False, True])
