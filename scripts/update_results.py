@@ -294,7 +294,7 @@ def label_free_table(results: Results) -> Table:
     probe, *measures = results.measures
     for measure in measures:
         sign = goodness(measure)
-        name = "kNN" if measure == "knn" else f"`{measure.removeprefix('views_')}`"
+        name = "kNN" if measure == "knn" else measure.removeprefix("views_")
         cells, missed = [name], []
         for rows in (*within.values(), between):
             linear, goods = scores(rows, probe), [sign(x) for x in scores(rows, measure)]
@@ -302,7 +302,8 @@ def label_free_table(results: Results) -> Table:
             missed.append(max(linear) - linear[int(np.argmax(goods))])
         missed.pop()
         lines.append([*cells, f"{np.mean(missed):.1f}, {max(missed):.1f}"])
-    heads = [*(f"within {config}" for config in within), f"between {len(between)} methods"]
+    heads = [f"within {config}, {len(rows)} runs" for config, rows in within.items()]
+    heads.append(f"between {len(between)} methods")
     return Table(["", *heads, "below the best"], lines, frozenset(range(1, len(heads) + 2)))
 
 
