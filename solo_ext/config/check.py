@@ -258,7 +258,8 @@ def _first_mistake(
     if what == "extra_forbidden":
         keys = _keys(kind, path[:-1])
         remedy = suggest_name(str(loc[-1]), keys, show=_NEAREST)
-        if len(keys) > _NEAREST:
+        # Settings of a protocol or a method stand on pages of their own.
+        if len(keys) > _NEAREST and kind.__module__ == Images.__module__:
             remedy += f"; every key: {_EVERY_KEY}"
         return ConfigError(key, value, "unknown key", remedy)
     if what == "missing":
