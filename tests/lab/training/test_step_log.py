@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.connectors.logger_connector import result
 
+from solo_ext.core.errors import UserError
 from solo_ext.lab.training.lightning_internals import StepLog
 from solo_ext.lab.training.run_dir import METRICS
 from tests.conftest import MakeConfig, json_lines
@@ -44,6 +49,50 @@ def test_numbers_are_lightnings(
     train(config, tmp_path / "one by one")
     assert own == numbers(tmp_path / "one by one")
     assert {"train_class_loss_step", "train_class_loss_epoch"} <= {k for line in own for k in line}
+
+
+class Logs(Callback):
+    """Has a method log a tensor of its own, which ``then`` changes."""
+
+    def __init__(self, then: Callable[[pl.LightningModule], None], within_the_step: bool) -> None:
+        self.then, self.within = then, within_the_step
+
+    def on_train_start(self, trainer: pl.Trainer, method: Any) -> None:
+        method.scale = torch.zeros(1)
+        step = method.training_step
+
+        def training_step(batch: Any, batch_idx: int) -> Any:
+            loss = step(batch, batch_idx)
+            method.log("train_scale", method.scale, on_step=True, on_epoch=True)
+            if self.within:
+                self.then(method)
+            return loss
+
+        method.training_step = training_step
+
+    def on_before_optimizer_step(self, trainer: Any, method: Any, optimizer: Any) -> None:
+        if not self.within:
+            self.then(method)
+
+
+def test_a_value_of_a_step_is_that_of_its_log(make_config: MakeConfig, tmp_path: Path) -> None:
+    """A parameter is logged before the optimiser changes it."""
+    config = make_config("simclr", optimizer={"batch_size": 8}, max_epochs=1, log_every_n_steps=1)
+    logs = Logs(lambda method: method.scale.add_(1), within_the_step=False)
+    train(config, tmp_path / "run", callbacks=[logs])
+    lines = json_lines(tmp_path / "run" / METRICS)
+    steps = [line["train_scale_step"] for line in lines if "train_scale_step" in line]
+    assert steps == [0, 1, 2, 3, 4, 5]
+    assert [line["train_scale_epoch"] for line in lines if "train_scale_epoch" in line] == [2.5]
+
+
+def test_a_value_that_changes_within_the_step_is_refused(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config("simclr", optimizer={"batch_size": 8}, max_epochs=1)
+    logs = Logs(lambda method: method.scale.add_(1), within_the_step=True)
+    with pytest.raises(UserError, match=r"'train_scale' was logged and then changed .*clone"):
+        train(config, tmp_path / "run", callbacks=[logs])
 
 
 def test_lightning_adds_only_the_first_batch(
