@@ -268,12 +268,13 @@ def label_free_section(results: Results) -> str:
             markdown_table(label_free_table(results)),
             f"Spearman's rank correlation with the linear probe over {count} runs, with the 95 % "
             f"interval of {DRAWS:,} bootstrap samples of the runs. It is 1 if both rank the runs "
-            "alike, 0 if the measure says nothing, and below 0 if it prefers the worse runs. Runs "
-            "within a method differ in two settings; those between methods have the settings of "
-            "their configs. `alpha_req` counts as its distance from 1. The last column says by how "
-            "many points of the linear probe the run that the measure likes best is below the best "
-            "run: the mean and the largest over the columns within a method. kNN needs labels and "
-            "is there to compare with ([records](../../results/label_free/report.md)).",
+            "alike, 0 if the measure says nothing, and below 0 if it prefers the worse runs. A "
+            "column with the name of a method is over settings of it, `methods` over one run of "
+            "each method with its config's settings; the number of runs is in brackets. `lost`: "
+            "by how many points of the linear probe the run that the measure likes best is below "
+            "the best run, the mean and the largest over the columns of a method. `alpha_req` "
+            "counts as its distance from 1. kNN needs labels and is there to compare with "
+            "([records](../../results/label_free/report.md)).",
         ]
     )
 
@@ -302,9 +303,9 @@ def label_free_table(results: Results) -> Table:
             missed.append(max(linear) - linear[int(np.argmax(goods))])
         missed.pop()
         lines.append([*cells, f"{np.mean(missed):.1f}, {max(missed):.1f}"])
-    heads = [f"within {config}, {len(rows)} runs" for config, rows in within.items()]
-    heads.append(f"between {len(between)} methods")
-    return Table(["", *heads, "below the best"], lines, frozenset(range(1, len(heads) + 2)))
+    heads = [f"{config} ({len(rows)})" for config, rows in within.items()]
+    heads.append(f"methods ({len(between)})")
+    return Table(["", *heads, "lost"], lines, frozenset(range(1, len(heads) + 2)))
 
 
 def goodness(measure: str) -> Callable[[float], float]:

@@ -168,12 +168,7 @@ def test_the_table_of_measures_without_labels(tmp_path: Path) -> None:
         for row, numbers in values.items()
     ]
     table = label_free_table(read_results(write_folder(tmp_path, made, found)))
-    assert table.head == [
-        "",
-        "within simclr, 3 runs",
-        "between 3 methods",
-        "below the best",
-    ]
+    assert table.head == ["", "simclr (3)", "methods (3)", "lost"]
     lidar, alignment = table.rows
     assert lidar[0] == "lidar"
     assert lidar[1].startswith("0.50 (")
