@@ -39,8 +39,8 @@ RELATIVES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         {
             "queues.0.value": (32768, 256),
             "prototypes.prototypes_0": (2, 256),
-            "prototypes.prototypes_2": (4, 256),
-            "prototypes.assignments": (3, 48),
+            "prototypes.prototypes_1": (4, 256),
+            "prototypes.assignments": (2, 48),
         },
     ),
     "mochi": (

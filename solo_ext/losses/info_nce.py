@@ -105,7 +105,6 @@ def info_nce_loss_func(
     query, positive = unit_rows(query=query, positive=positive)
     check_table("negatives", negatives, query)
     check_positive(temperature=temperature)
-    negatives = negatives.to(query.dtype)
     if negatives.requires_grad:
         # The kernel would give no gradient to the negatives.
         if compute_dtype is not None:
@@ -113,7 +112,7 @@ def info_nce_loss_func(
                 f"compute_dtype={compute_dtype}: is for constant negatives; leave it out"
             )
         with full_precision_products(query.device):
-            return plain_info_nce(query, positive, negatives, temperature)
+            return plain_info_nce(query, positive, negatives.to(query.dtype), temperature)
     pairs = query.unsqueeze(0), positive.unsqueeze(0)
     return info_nce_terms(*pairs, [negatives], temperature, compute_dtype)[0]
 
@@ -140,7 +139,9 @@ def info_nce_terms(
         # The cross-entropy is log(1 + exp(lse - s)).
         lse = torch.cat(
             [
-                table_logsumexp(q, n, 1 / temperature, unit=True, compute_dtype=compute_dtype)[0]
+                table_logsumexp(
+                    q, n.to(q.dtype), 1 / temperature, unit=True, compute_dtype=compute_dtype
+                )[0]
                 for q, n in zip(query, negatives, strict=True)
             ]
         )

@@ -17,8 +17,6 @@ from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from solo_ext.core.errors import UserError
-
 _TO_TENSOR, _STEP = "_LightningModule__to_tensor", "training_step"
 
 
@@ -134,18 +132,15 @@ def log_without_waiting(trainer: pl.Trainer, pl_module: pl.LightningModule) -> N
 class StepLog(Callback):
     """Adds what a training step logs to Lightning's means over the epoch all at once.
 
-    Lightning needs seven operations for every value of every step. Here all values of a step take
-    four, and the means are the same to the last bit. That is for means of numbers in fp32 tensors
-    that a step of this epoch has logged before; Lightning itself adds all others.
-
-    Raises:
-        UserError: in training: a step has logged a tensor and then changed it in place.
+    Lightning needs seven operations for every value of every step. Here a value takes one, a copy,
+    because methods change some in place afterwards; and the values of a step take three more. The
+    means are the same to the last bit. That is for means of numbers in fp32 tensors that a step of
+    this epoch has logged before; Lightning itself adds all others.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Any, ...]] = {}
         self._values: dict[str, Tensor] = {}
-        self._versions: list[int] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._known = {}
@@ -159,8 +154,8 @@ class StepLog(Callback):
             # In the first batch of an epoch Lightning sets the means back.
             later = in_a_step and plain and connector._first_loop_iter is False
             if later and self._known.get(name) == (more, given) and name not in self._values:
-                self._values[name] = value.squeeze() if value.ndim else value
-                self._versions.append(value._version)
+                value = value.detach() if value.requires_grad else value
+                self._values[name] = (value.squeeze() if value.ndim else value).clone()
                 return
             self._add(trainer)
             log(name, value, *more, **given)
@@ -181,37 +176,23 @@ class StepLog(Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         pl_module.__dict__.pop("log", None)
 
-    @torch.no_grad()
     def _add(self, trainer: pl.Trainer) -> None:
         """Adds the values of a step, as ``_ResultMetric.update`` does one by one."""
         if not self._values:
             return
         results: Any = trainer.fit_loop.epoch_loop._results
         metrics = [results[f"{_STEP}.{name}"] for name in self._values]
-        values, versions = list(self._values.values()), self._versions
-        self._values, self._versions = {}, []
-        for metric, value, version in zip(metrics, values, versions, strict=True):
-            if value._version != version:
-                raise UserError(
-                    f"{metric.meta.name!r} was logged and then changed in place in the same step; "
-                    "log a copy of it, value.clone()"
-                )
+        values, self._values = list(self._values.values()), {}
         size = results._extract_batch_size(metrics[0], None, metrics[0].meta)
         # Lightning rounds the products too.
         products = torch._foreach_mul(values, size)
         torch._foreach_add_([metric.value for metric in metrics], products)
         torch._foreach_add_([metric.cumulated_batch_size for metric in metrics], size)
-        for metric in metrics:
+        for metric, value in zip(metrics, values, strict=True):
             metric._computed, metric.has_reset = None, False
             metric._update_count += 1
-        pairs = zip(metrics, values, strict=True)
-        shown = [(metric, value) for metric, value in pairs if metric.meta.on_step]
-        if shown:
-            # Copies: the optimiser may change a logged parameter, and an average over processes
-            # is taken in place.
-            copies = torch._foreach_mul([value for _, value in shown], 1)
-            for (metric, _), copy in zip(shown, copies, strict=True):
-                metric._forward_cache = metric.meta.sync(copy)
+            if metric.meta.on_step:
+                metric._forward_cache = metric.meta.sync(value)
         trainer._logger_connector._current_fx = _STEP
 
 

@@ -355,6 +355,12 @@ def _explained(
             f"checkpoint {str(checkpoint)!r} does not fit this method or its settings "
             f"({rest[0].strip()[:_LONGEST] if rest else first}); give one of this run"
         )
+    if checkpoint is not None and not state.restored and isinstance(error, KeyError):
+        # The generations of solo-learn keep the state of a schedule in different forms.
+        return UserError(
+            f"checkpoint {str(checkpoint)!r} has no {error}, which the installed solo-learn needs; "
+            f"go on with the one that the run began with, as {ENVIRONMENT} says"
+        )
     no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if not (held or state.batches or several or no_memory):
         # No step was trained and no checkpoint exists, so the config itself cannot be trained.

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from solo_ext import host
 from solo_ext.config.check import result_settings
 from solo_ext.config.schema import RunConfig
 from solo_ext.core import distributed
@@ -191,7 +190,7 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def identity(run: RunConfig, images: Images) -> dict[str, Any]:
-    """What identifies a run: config, images, the weights that it starts from, and the host.
+    """What identifies a run: its config, its images, and the weights that its backbone starts from.
 
     Of the images that is their number, names, order and classes; of the weights, what
     ``backbone.weights`` names and the file's digest, which is null if there is no file (any more).
@@ -208,7 +207,6 @@ def identity(run: RunConfig, images: Images) -> dict[str, Any]:
         "images": images_fingerprint(images, by_name=True),
         "count": len(images),
         "weights": None if word is None else {"source": word, "digest": weights_digest(word)},
-        "host": host.detect().generation,
     }
 
 
@@ -370,13 +368,6 @@ def _check_same_run(
 ) -> None:
     # A file that this package did not write has no identity.
     held = state.get(_STATE)
-    # Checkpoints of earlier versions do not name their host.
-    then, now = (held or {}).get("identity", {}).get("host"), identity.get("host")
-    if then is not None and then != now:
-        raise UserError(
-            f"checkpoint {str(path)!r} is of solo-learn {then}, and {now} is installed: their "
-            "schedules differ; go on with the former, or start a new run"
-        )
     found = [] if held is None else _differences(held["identity"], identity)
     if found and not force:
         if all(difference.startswith("max_epochs: ") for difference in found):

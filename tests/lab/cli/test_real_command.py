@@ -114,6 +114,25 @@ def test_a_run_goes_on_with_the_other_host(pretrain: str, tmp_path: Path) -> Non
     assert "host.generation: 1.0.2 -> main" in told
 
 
+@pytest.mark.upstream
+@pytest.mark.skipif(not HOST, reason="SOLO_LEARN_ROOT names no checkout of main")
+def test_a_run_that_cannot_go_on_with_the_other_host(pretrain: str, tmp_path: Path) -> None:
+    """The release's schedule with a warm-up needs what main's does not keep."""
+    warm = f"{pretrain} scheduler.name=warmup_cosine"
+    process = started(warm, tmp_path / "run", host=HOST, OMP_NUM_THREADS="1")
+    process.send_signal(signal.SIGTERM)
+    assert "is saved" in said(ended(process), 128 + signal.SIGTERM)
+    done = subprocess.run(
+        [*COMMAND, "pretrain", "--resume", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env=environment(host="", OMP_NUM_THREADS="1"),
+        check=False,
+    )
+    line = said(done, 2)
+    assert "has no 'lr_lambdas', which the installed solo-learn needs" in line
+
+
 def test_evaluations_while_a_run_writes_checkpoints(
     pretrain: str, tmp_path: Path, command: Command
 ) -> None:

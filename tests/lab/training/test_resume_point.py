@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 
-from solo_ext import host
 from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
@@ -176,25 +175,6 @@ def test_a_longer_run_is_a_wish_of_its_own(make_config: MakeConfig, tmp_path: Pa
     says = r"of other length, max_epochs: 2 -> 4; .*--force it rises again.*backbone\.weights="
     with pytest.raises(UserError, match=says):
         resume(run, ["max_epochs=4"])
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_another_generation_of_the_host_is_refused(
-    make_config: MakeConfig, tmp_path: Path, force: bool
-) -> None:
-    """Its schedule's state is of another form; checkpoints of before name no host."""
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
-    (held,) = checkpoints(run)[-1:]
-    state = torch.load(held.path, weights_only=True)
-    own, stored = host.detect().generation, state["solo_ext"]["identity"]
-    assert stored["host"] == own
-    stored["host"] = "another"
-    torch.save(state, held.path)
-    with pytest.raises(UserError, match=rf"is of solo-learn another, and {own} is installed"):
-        train(make_config("debiased", max_epochs=3), run, force=force)
-    del stored["host"]
-    torch.save(state, held.path)
-    resume(run)
 
 
 @pytest.mark.fault
