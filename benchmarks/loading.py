@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
 
 from benchmarks.interleaved import summary, take_turns
 from benchmarks.speed.turns import write_folders
@@ -115,9 +113,7 @@ def augmented(loader: Any, augment: BatchAugment) -> Iterator[Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     augment = augment.to(device)
     for batch in loader:
-        draws = augment.draw(batch.epoch, batch.indices.numpy())
-        draws = apply_to_collection(draws, Tensor, Tensor.to, device)
-        yield augment(batch.images.to(device), draws)
+        yield augment(batch.images.to(device), augment.draw(batch.epoch, batch.indices.numpy()))
 
 
 def squares(data: Path, count: int, folder: Path) -> None:

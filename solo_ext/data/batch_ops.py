@@ -133,13 +133,12 @@ def _boxes(radius: Tensor, size: int) -> Tensor:
     """Box filters of half-width ``radius`` (N,); weight beyond an edge goes to the edge pixel."""
     radius = radius.view(-1, 1, 1)
     place = torch.arange(size, device=radius.device, dtype=radius.dtype)
-    # Pixel q covers q - 1/2 to q + 1/2; the edge pixels also cover everything beyond the edge.
-    upper, lower = place + 0.5, place - 0.5
-    far = torch.full_like(place[:1], 4.0 * size)
-    upper = torch.cat((upper[:-1], far))
-    lower = torch.cat((-far, lower[1:]))
-    left, right = place[:, None] - radius - 0.5, place[:, None] + radius + 0.5
-    covered = torch.minimum(upper, right) - torch.maximum(lower, left)
+    # Seen from pixel p, pixel q covers q - p - 1/2 to q - p + 1/2, which are exact; the edge pixels
+    # also cover everything beyond the edge.
+    offset, far = place - place[:, None], torch.full_like(place, 4.0 * size)
+    upper = torch.where(place == size - 1, far, offset + 0.5)
+    lower = torch.where(place == 0, -far, offset - 0.5)
+    covered = torch.minimum(upper, radius + 0.5) - torch.maximum(lower, -radius - 0.5)
     return covered.clamp_min(0) / (2 * radius + 1)
 
 

@@ -15,7 +15,8 @@ from torchvision.transforms import functional as T
 from torchvision.transforms.v2 import functional as F
 
 from solo_ext.config.schema import Augmentation
-from solo_ext.data.batch_augment import BatchAugment, ViewDraws
+from solo_ext.data.batch_augment import BatchAugment
+from solo_ext.data.batch_draws import EQUALIZED, FLIP, GRAY, RADIUS, SOLARIZED, Draws
 from solo_ext.data.batch_ops import (
     AxisResampler,
     _blur_matrices,
@@ -52,7 +53,7 @@ def augmentation(**given: Any) -> Augmentation:
     return Augmentation(**settings)
 
 
-def one_view(images: Tensor, **given: Any) -> tuple[Tensor, ViewDraws]:
+def one_view(images: Tensor, **given: Any) -> tuple[Tensor, Draws]:
     """The only view, in [0, 1], and its draws."""
     augment = BatchAugment("custom", [augmentation(**given)], *images.shape[-2:], 5)
     draws = augment.draw(0, np.arange(len(images)))
@@ -182,12 +183,12 @@ def box_variance(radius: float) -> float:
 def test_blurred_with_its_own_radius() -> None:
     images = pixels(30, 16, 16)
     views, draws = one_view(images, crop_size=16, gaussian_blur={"prob": 0.5})
-    assert 5 < len(draws.blurred) < 25
-    radii = torch.zeros(30).index_copy(0, draws.blurred, draws.radius)
-    for row, image in enumerate(draws.rows.tolist()):
-        whole = images[image : image + 1].float() / 255
-        expected = blur(whole, radii[row : row + 1])[0] if radii[row] else whole[0]
-        torch.testing.assert_close(views[image], expected)
+    radii = torch.from_numpy(draws[:, RADIUS])
+    assert 5 < radii.count_nonzero() < 25
+    for image, radius, view in zip(images, radii, views, strict=True):
+        whole = image.unsqueeze(0).float() / 255
+        expected = blur(whole, radius.view(1)) if radius else whole
+        torch.testing.assert_close(view, expected[0])
 
 
 @pytest.mark.parametrize(
@@ -202,12 +203,8 @@ def test_blurred_with_its_own_radius() -> None:
 def test_applied_to_the_drawn(name: str, operation: Any, bound: float) -> None:
     images = pixels(60, 16, 16)
     views, draws = one_view(images, crop_size=16, **{name: {"prob": 0.5}})
-    told = torch.zeros(60)
-    rows = {"solarization": draws.solarized, "equalization": draws.equalized}
-    if name in rows:
-        told[draws.rows[rows[name]]] = 1
-    else:
-        told[draws.rows] = (draws.gray if name == "grayscale" else draws.flip).float()
+    columns = {"solarization": SOLARIZED, "equalization": EQUALIZED, "grayscale": GRAY}
+    told = draws[:, columns.get(name, FLIP)]
     assert 10 < told.sum() < 50
     for image, applied, view in zip(images, told, views, strict=True):
         expected = T.to_tensor(operation(pil(image)) if applied else pil(image))

@@ -14,12 +14,14 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from solo_ext.data import fused_crops
 from solo_ext.kernels import fused_logsumexp, fused_nearest
 
 MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Shared memory of a block, by compute capability."""
 NUMBERS = ("N", "K", "D", "blocks", "span", "shares")
-SCALARS = {**dict.fromkeys(NUMBERS, "i32"), "scale": "fp32"}
+SIDES = ("H", "W", "S", "resized_h", "resized_w", "first_h", "first_w")
+SCALARS = {**dict.fromkeys((*NUMBERS, *SIDES), "i32"), "scale": "fp32"}
 IDS = {"query_ids": "*i64", "table_ids": "*i64"}
 WEIGHTS = {"columns": "*i64", "log_weight": "*fp32"}
 OPTIONAL = {**IDS, **WEIGHTS}
@@ -62,3 +64,8 @@ for capability, memory in MEMORY.items():
     build(fused_nearest._bound, capability, IDS, **bound)
     score = fused_nearest._score, capability, {**IDS, "index": "*i64"}
     build(*score, 4, SHARES=64, GROUP=64, BLOCK_K=64, BLOCK_D=256)
+    for block in (32, 64, 128):
+        crop: dict[str, Any] = dict.fromkeys(("BLOCK_H", "BLOCK_S"), block)
+        crop |= dict.fromkeys(("JITTER", "SHIFT", "BLUR"), True)
+        warps = fused_crops.warps_of(block)
+        build(fused_crops._crop, capability, {"images": "*u8"}, warps, **crop)

@@ -29,7 +29,8 @@ from solo_ext.config.check import trainer_arguments
 from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.files import read_jsonl, refuse_link, write_text, writing
-from solo_ext.data.batch_augment import BatchAugment, MixDraws, ViewDraws, ViewMixer
+from solo_ext.data.batch_augment import BatchAugment, MixDraws, ViewMixer
+from solo_ext.data.batch_draws import Draws
 from solo_ext.data.dali import DALIViews
 from solo_ext.data.loaders import FixedLoader, ResumableLoader
 from solo_ext.data.views import RawBatch, RawBatches
@@ -174,7 +175,7 @@ class _DrawnBatch(NamedTuple):
     images: Tensor | list[Tensor]
     """Whole images (N, 3, H, W), uint8; or crops, and then ``views`` is ``None``."""
     targets: Tensor
-    views: list[ViewDraws] | None
+    views: Draws | None
     mixes: list[MixDraws] | None
 
 
@@ -222,7 +223,7 @@ class RunData(pl.LightningDataModule):
             mixes = self.mixer.draw(epoch, samples, len(images if views is None else views))
         if self.trainer.strategy.root_device.type == "cuda":
             # Copying from memory that is not pinned would wait for the device.
-            views, mixes = apply_to_collection((views, mixes), Tensor, Tensor.pin_memory)
+            mixes = apply_to_collection(mixes, Tensor, Tensor.pin_memory)
         return _DrawnBatch(indices, images, targets, views, mixes)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
