@@ -204,7 +204,7 @@ class Images(Section):
     fraction: Literal[-1] | Share = -1
     holdout: Annotated[float, Gt(0), Lt(1)] | None = None
     augmentation: Literal["image", "batch"] = "image"
-    in_memory: bool = False
+    in_memory: bool | Literal["device"] = False
     mix: Mix | None = None
     num_classes: PositiveInt | None = None
     num_large_crops: NonNegativeInt | None = None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, default_collate
@@ -150,6 +151,40 @@ class ResumableLoader(StatefulLoader, WorkerLoader):
             yield batch
 
 
+class HeldLoader(StatefulLoader):
+    """A training loader of images in memory, which takes no workers; otherwise as the above.
+
+    Attributes:
+        skipped: indices of the unreadable images, as keys.
+
+    >>> held = HeldBatches([], np.zeros((6, 3, 8, 8), dtype=np.uint8), targets=[0] * 6)
+    >>> loader = HeldLoader(held, EpochSampler(6, seed=5), batch_size=2)
+    >>> batch = next(iter(loader))
+    >>> batch.images.shape, loader.state_dict()
+    (torch.Size([2, 3, 8, 8]), {'epoch': 0, 'batches': 1})
+    """
+
+    def __init__(self, dataset: HeldBatches, order: EpochSampler, batch_size: int) -> None:
+        self.dataset, self.batch_size = dataset, batch_size
+        # Lightning sets the epoch of what a loader calls its sampler.
+        self.sampler = order
+        self.start_at(order, batch_size)
+        replaced = dataset.served != torch.arange(len(dataset.served))
+        self.skipped: dict[int, None] = dict.fromkeys(replaced.nonzero().flatten().tolist())
+
+    def __iter__(self) -> Iterator[RawBatch]:
+        return self.counted(self._batches())
+
+    def _batches(self) -> Iterator[RawBatch]:
+        epoch, entries, size = self.order.epoch, self.order.entries(), self.batch_size
+        for first in range(self.order.start, len(self) * size, size):
+            asked = entries(np.arange(first, first + size))
+            held: Iterable[Tensor] = self.dataset.read(asked)
+            if torch.cuda.is_available():
+                held = (x if x.is_cuda else x.pin_memory() for x in held)
+            yield RawBatch(epoch, torch.from_numpy(asked), *held)
+
+
 class FixedLoader(WorkerLoader):
     """Batches ``(images, targets)`` in order, each image once.
 
@@ -222,7 +257,7 @@ def epoch_sampler(run: RunConfig, images: Images) -> EpochSampler:
     )
 
 
-def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
+def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader | HeldLoader:
     """The training loader of a config.
 
     Batches are ``[indices, [crops], targets]``; with ``data.augmentation=batch``, ``RawBatch``.
@@ -242,9 +277,9 @@ def pretrain_loader(run: RunConfig, images: Images) -> ResumableLoader:
     data, batch_size = run.data, run.optimizer.batch_size
     if data.augmentation == "batch":
         raw = raw_batches(images, data.in_memory)
-        # Indexing an array costs less than sending its rows from a worker.
-        workers = 0 if isinstance(raw, HeldBatches) else data.num_workers
-        return ResumableLoader(raw, sampler, batch_size, workers, data.start_method)
+        if isinstance(raw, HeldBatches):
+            return HeldLoader(raw, sampler, batch_size)
+        return ResumableLoader(raw, sampler, batch_size, data.num_workers, data.start_method)
     transform = pretrain_transform(data.dataset, run.augmentations)
     views = TrainingViews(images, transform, run.seed)
     return ResumableLoader(views, sampler, batch_size, data.num_workers, data.start_method)
@@ -409,9 +444,9 @@ def _held_views(
     for start in range(0, len(indices), batch_size):
         _, images, _ = held.read(indices[start : start + batch_size])
         if images.shape[2:] != (size, size):
-            scaled = (geometry(to_pil_image(image)) for image in images)
+            scaled = (geometry(to_pil_image(image)) for image in images.cpu())
             images = torch.stack([pil_to_tensor(image) for image in scaled])
-        if mean.is_cuda:
+        if mean.is_cuda and not images.is_cuda:
             # Copying from memory that is not pinned would wait for the device.
             images = images.pin_memory()
         images = images.to(device, non_blocking=True)

@@ -34,6 +34,10 @@ Crops = Callable[[Image.Image], list[Tensor]]
 Integers = NDArray[np.int64]
 _ORDER_CHUNK = 4096
 """Number of entries of the order that are computed at a time."""
+LARGEST_ON_DEVICE = 96
+"""Longest side of images that are kept in a GPU's memory unasked."""
+DEVICE_SHARE = 1 / 4
+"""Largest share of a GPU's free memory that they take."""
 _MOST_BYTES = 8 << 30
 """Largest decoded size that ``data.in_memory`` accepts."""
 
@@ -96,17 +100,20 @@ class EpochSampler(Sampler[SampleKey]):
     def __len__(self) -> int:
         return self.size // self._share()[0]
 
-    def __iter__(self) -> Iterator[SampleKey]:
+    def entries(self) -> Callable[[Integers], Integers]:
+        """The epoch's order, as a function from positions (N,) of this rank to samples (N,)."""
         replicas, rank = self._share()
-        epoch, key = self.epoch, derive_seed(self.seed, self.epoch)
+        key = derive_seed(self.seed, self.epoch)
         if self._shards is None:
-            entries = permutation(self.size, key)
+            order = permutation(self.size, key)
         else:
-            entries = shard_order(self._shards, key, self._at_once)
-        count = len(self)
+            order = shard_order(self._shards, key, self._at_once)
+        return lambda places: order(places * replicas + rank)
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        epoch, entries, count = self.epoch, self.entries(), len(self)
         for first in range(self.start, count, _ORDER_CHUNK):
-            own = np.arange(first, min(first + _ORDER_CHUNK, count))
-            for index in entries(own * replicas + rank).tolist():
+            for index in entries(np.arange(first, min(first + _ORDER_CHUNK, count))).tolist():
                 yield SampleKey(epoch, index)
 
 
@@ -228,7 +235,7 @@ class FixedViews(Dataset[tuple[Tensor, int] | None]):
 
 
 class RawBatch(NamedTuple):
-    """A batch of N samples before augmentation.
+    """A batch of N samples before augmentation; ``asked`` is on the CPU.
 
     Augmentation draws for ``epoch`` and the samples that were ``asked`` for, so that a sample that
     replaces an unreadable one gets crops that differ from its regular ones. Images (N, 3, H, W),
@@ -294,7 +301,7 @@ class RawBatches(TrainingViews):
 
 
 class HeldBatches(RawBatches):
-    """Batches of images that are held in memory.
+    """Batches of images that are held in memory: the host's, or after :meth:`move` the GPU's.
 
     Args:
         images: the training images.
@@ -304,7 +311,8 @@ class HeldBatches(RawBatches):
         served: (N,), index of the sample in each of ``rows``, if some replace unreadable ones.
 
     >>> zeros = np.zeros((5, 3, 8, 8), dtype=np.uint8)
-    >>> indices, images, targets = HeldBatches([], zeros, targets=[0, 1, 2, 3, 4]).read([3, 1])
+    >>> held = HeldBatches([], zeros, targets=[0, 1, 2, 3, 4])
+    >>> indices, images, targets = held.read([3, 1])
     >>> indices.tolist(), images.shape, targets.tolist()
     ([3, 1], torch.Size([2, 3, 8, 8]), [3, 1])
     """
@@ -321,16 +329,46 @@ class HeldBatches(RawBatches):
         self.pixels, self.targets = pixels, torch.as_tensor(targets)
         self.rows = np.arange(len(pixels)) if rows is None else np.asarray(rows)
         self.served = torch.arange(len(self.rows)) if served is None else served
+        self._moved: Tensor | None = None
 
-    def read(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def move(self, device: torch.device, always: bool) -> None:
+        """Keeps images, indices and targets on ``device``, where a batch is then selected.
+
+        A GPU takes images of up to :data:`LARGEST_ON_DEVICE` pixels a side that need at most
+        :data:`DEVICE_SHARE` of its free memory, or with ``always`` any that it has room for.
+
+        Raises:
+            ConfigError: ``always`` is set, and the images take more than the free memory.
+        """
+        if self._moved is not None or not (always or device.type == "cuda"):
+            return
+        size = 3 * len(self.rows) * self.height * self.width
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _MOST_BYTES
+        small = max(self.height, self.width) <= LARGEST_ON_DEVICE and size <= DEVICE_SHARE * free
+        if always and size > free:
+            problem = f"the images take {size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+            raise ConfigError("data.in_memory", "device", problem, "take true")
+        if always or small:
+            self._moved = torch.from_numpy(self.pixels[self.rows]).contiguous().to(device)
+            self.targets, self.served = self.targets[self.rows].to(device), self.served.to(device)
+
+    def read(self, samples: Sequence[int] | Integers) -> tuple[Tensor, Tensor, Tensor]:
         asked = np.asarray(samples)
-        rows = self.rows[asked]
-        # Use NumPy: indexing a tensor by rows takes several times as long.
-        images = torch.from_numpy(self.pixels[rows]).contiguous()
-        return self.served[asked], images, self.targets[rows]
+        if self._moved is None:
+            rows = self.rows[asked]
+            # Use NumPy: indexing a tensor by rows takes several times as long.
+            images = torch.from_numpy(self.pixels[rows]).contiguous()
+            return self.served[asked], images, self.targets[rows]
+        places = torch.from_numpy(asked)
+        if self._moved.is_cuda:
+            # Copying from memory that is not pinned would wait for the device.
+            places = places.pin_memory().to(self._moved.device, non_blocking=True)
+        held = self.served, self._moved, self.targets
+        indices, images, targets = (values.index_select(0, places) for values in held)
+        return indices, images, targets
 
 
-def raw_batches(images: Images, in_memory: bool) -> RawBatches:
+def raw_batches(images: Images, in_memory: bool | str) -> RawBatches:
     """Whole images: from torchvision's arrays, decoded into memory now, or decoded on demand.
 
     Raises:
@@ -353,6 +391,6 @@ def raw_batches(images: Images, in_memory: bool) -> RawBatches:
     size = 3 * len(images) * height * width
     if size > _MOST_BYTES:
         problem = f"takes {size / 2**30:.1f} GiB per process"
-        raise ConfigError("data.in_memory", True, problem, "take false")
+        raise ConfigError("data.in_memory", in_memory, problem, "take false")
     served, pixels, targets = decoded.read(range(len(images)))
     return HeldBatches(images, pixels.numpy(), targets, served=served)

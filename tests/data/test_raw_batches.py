@@ -19,7 +19,7 @@ from solo_ext.config.schema import Augmentation, RunConfig
 from solo_ext.core.errors import ConfigError
 from solo_ext.data import views
 from solo_ext.data.images import open_images
-from solo_ext.data.loaders import ResumableLoader, eval_batches
+from solo_ext.data.loaders import HeldLoader, ResumableLoader, eval_batches
 from solo_ext.data.reading import Images, UnreadableImage, targets_of
 from solo_ext.data.views import (
     EpochSampler,
@@ -98,6 +98,65 @@ def test_arrays_of_torchvision_are_not_copied(kind: Any, part: bool) -> None:
     wanted = expected(subset, [3, 0])
     assert (indices.tolist(), targets.tolist()) == (wanted[0], wanted[2])
     assert torch.equal(taken, wanted[1])
+
+
+CUDA = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    ],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("kind", ["folders", datasets.CIFAR10])
+def test_on_a_device_they_are_the_same(
+    kind: Any, part: bool, device: str, folder: Callable[..., Images]
+) -> None:
+    images: Any = folder() if kind == "folders" else without_archive(kind)
+    images = Subset(images, [2, 5, 7, 11]) if part else images
+    order = EpochSampler(len(images), 0)
+    held, moved = (raw_batches(images, in_memory=True) for _ in range(2))
+    assert isinstance(held, HeldBatches)
+    assert isinstance(moved, HeldBatches)
+    moved.move(torch.device(device), always=True)
+    assert moved.read([1, 0])[1].device.type == device
+    expected, found = (list(HeldLoader(x, order, 2)) for x in (held, moved))
+    assert len(expected) == len(images) // 2
+    assert same([[x.cpu() for x in batch[1:]] for batch in found], [b[1:] for b in expected])
+    assert same(expected, list(ResumableLoader(held, order, 2, 0)))
+
+
+def test_what_a_device_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU nothing is moved unasked."""
+    held = HeldBatches([], np.zeros((4, 3, 8, 8), dtype=np.uint8), [0] * 4)
+    cpu = torch.device("cpu")
+    held.move(cpu, always=False)
+    assert held._moved is None
+    monkeypatch.setattr(views, "_MOST_BYTES", 4 * 3 * 64 - 1)
+    message = r"data\.in_memory='device': the images take 0\.0 GiB, and 0\.0 are free; take true"
+    with pytest.raises(ConfigError, match=message):
+        held.move(cpu, always=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("side", "share", "expected"), [(96, 1, True), (97, 1, False), (8, 0, 0)])
+def test_what_a_gpu_keeps_unasked(
+    side: int, share: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "DEVICE_SHARE", share)
+    held = HeldBatches([], np.zeros((4, 3, side, side), dtype=np.uint8), [0] * 4)
+    held.move(torch.device("cuda"), always=False)
+    assert held.read([1])[1].is_cuda == expected
+    if expected:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            held.read([2])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (20, 27), (12, 10)])

@@ -326,7 +326,7 @@ def _check_augmentation(run: RunConfig) -> None:
     if data.in_memory and not on_batch:
         raise ConfigError(
             "data.in_memory",
-            True,
+            data.in_memory,
             "only data.augmentation=batch reads from memory",
             "take false, or data.augmentation=batch",
         )

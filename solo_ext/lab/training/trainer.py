@@ -32,7 +32,7 @@ from solo_ext.core.files import read_jsonl, refuse_link, write_text, writing
 from solo_ext.data.batch_augment import BatchAugment, MixDraws, ViewMixer
 from solo_ext.data.batch_draws import Draws
 from solo_ext.data.dali import DALIViews
-from solo_ext.data.loaders import FixedLoader, ResumableLoader
+from solo_ext.data.loaders import FixedLoader, HeldLoader, ResumableLoader
 from solo_ext.data.views import RawBatch, RawBatches
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.lab.training.run_dir import CSV, MLFLOW, TENSORBOARD
@@ -189,11 +189,12 @@ class RunData(pl.LightningDataModule):
     def __init__(
         self,
         run: RunConfig,
-        loader: ResumableLoader | DALILoader,
+        loader: ResumableLoader | HeldLoader | DALILoader,
         val_loader: FixedLoader | DALIViews | None,
     ) -> None:
         super().__init__()
         self.loader, views = loader, loader.dataset
+        self._on_device = run.data.in_memory == "device"
         self.augment: BatchAugment | None = None
         if isinstance(views, RawBatches):
             sides = views.height, views.width
@@ -203,7 +204,10 @@ class RunData(pl.LightningDataModule):
             # Lightning validates if this method merely exists, so set it only if needed.
             self.val_dataloader = lambda: val_loader  # type: ignore[method-assign]
 
-    def train_dataloader(self) -> ResumableLoader | DALILoader:
+    def train_dataloader(self) -> ResumableLoader | HeldLoader | DALILoader:
+        if isinstance(self.loader, HeldLoader):
+            assert self.trainer is not None
+            self.loader.dataset.move(self.trainer.strategy.root_device, self._on_device)
         return self.loader
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

@@ -80,7 +80,8 @@ def test_trains(
 def test_views_do_not_depend_on_batches_workers_or_memory(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    settings = (({}, 24), ({"num_workers": 2}, 24), ({"in_memory": True}, 24), ({}, 16))
+    held: list[dict[str, Any]] = [{"in_memory": True}, {"in_memory": "device"}]
+    settings = (({}, 24), ({"num_workers": 2}, 24), *((data, 24) for data in held), ({}, 16))
     runs = []
     for place, (data, batch) in enumerate(settings):
         config = make_config("simclr", **ON_BATCH, max_epochs=2)
@@ -94,6 +95,8 @@ def test_views_do_not_depend_on_batches_workers_or_memory(
                 torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
     first = runs[0]
     assert not torch.equal(first[0, 5][0], first[1, 5][0])
+    for run in runs[1:4]:
+        assert all(torch.equal(a, b) for key in run for a, b in zip(run[key], first[key]))  # noqa: B905
 
 
 @pytest.mark.parametrize("data", [{}, {"augmentation": "batch"}, {"in_memory": True}], ids=str)

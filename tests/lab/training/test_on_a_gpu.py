@@ -55,7 +55,10 @@ def test_every_precision(method: str, precision: str, on_gpu: MakeConfig, tmp_pa
     assert all(map(math.isfinite, losses))
 
 
+@pytest.mark.parametrize("in_memory", [False, "device"])
 @pytest.mark.parametrize("method", ["mochi", "pcl"])
-def test_crops_on_the_batch(method: str, on_gpu: MakeConfig, tmp_path: Path) -> None:
-    data = {"augmentation": "batch", "in_memory": True}
+def test_crops_on_the_batch(
+    method: str, in_memory: bool | str, on_gpu: MakeConfig, tmp_path: Path
+) -> None:
+    data = {"augmentation": "batch", "in_memory": in_memory}
     assert_resumes(on_gpu(method, deterministic=True, data=data), tmp_path, STEPS)

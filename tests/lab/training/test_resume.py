@@ -71,9 +71,11 @@ def test_epochs_of_a_part_of_the_batches(make_config: MakeConfig, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("step", "in_memory"), [(STEPS + 2, False), (STEPS, True)])
+@pytest.mark.parametrize(
+    ("step", "in_memory"), [(STEPS + 2, False), (STEPS, True), (STEPS + 2, "device")]
+)
 def test_augmentation_on_the_batch(
-    step: int, in_memory: bool, make_config: MakeConfig, tmp_path: Path
+    step: int, in_memory: bool | str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """Multi-crop, and views that are mixed."""
     mix = {"name": "cutmix", "min_share": 0.6}
