@@ -10,8 +10,8 @@ import torch
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
-from benchmarks.gpu_model.fake_cuda import fake_cuda
-from benchmarks.gpu_model.tracing import cost_of
+from benchmarks.launches.fake_cuda import fake_cuda
+from benchmarks.launches.tracing import cost_of
 from solo_ext.core import distributed
 from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank

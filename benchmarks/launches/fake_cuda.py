@@ -29,6 +29,7 @@ def fake_cuda() -> Iterator[None]:
             ("torch.cuda.is_bf16_supported", lambda *_, **__: True),
             ("torch.autograd._engine_run_backward", run_backward),
             ("torch.Generator", HostGenerator),
+            ("torch.Tensor.pin_memory", lambda x: x),
             ("torch._C._conv_determine_backend_memory_format", cudnn_layout),
             # Optimisers look for exact types before they take many parameters at a time.
             ("torch.optim.optimizer._foreach_supported_types", [Tensor, Parameter, FakeTensor]),

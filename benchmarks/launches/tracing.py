@@ -1,4 +1,4 @@
-"""Counts what a GPU would have to do, and estimates how long that would take."""
+"""Counts what a GPU would have to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -20,9 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from benchmarks.gpu_model.gpus import ATTAINED_BANDWIDTH, ATTAINED_FLOPS, GPU, GPUS, LAUNCH
 from benchmarks.speed.counting import NO_LAUNCH, host_waits
-from solo_ext.kernels import dispatch
 
 aten: Any = torch.ops.aten
 
@@ -70,6 +67,7 @@ class Kernel(NamedTuple):
         bytes: that it reads and writes.
         flops: of its matrix product.
         kind: of the product's factors.
+        copies: whether it copies between host and device.
         waits: whether the host has to know its result.
     """
 
@@ -77,26 +75,12 @@ class Kernel(NamedTuple):
     bytes: int
     flops: int = 0
     kind: str = ""
+    copies: bool = False
     waits: bool = False
-
-    def seconds(self, gpu: GPU) -> float:
-        """On the device, by the roofline."""
-        by_flops = self.flops / gpu.flops[self.kind] / ATTAINED_FLOPS if self.flops else 0.0
-        return max(self.bytes / gpu.bandwidth / ATTAINED_BANDWIDTH, by_flops)
 
 
 class Cost(list[Kernel]):
     """What one call does, in order."""
-
-    def milliseconds(self, gpu: GPU) -> float:
-        """The estimate: the device works while the host issues what follows."""
-        issued = done = 0.0
-        for kernel in self:
-            issued += LAUNCH
-            done = max(issued, done) + kernel.seconds(gpu)
-            if kernel.waits:
-                issued = done
-        return 1e3 * done
 
     @property
     def bytes(self) -> int:
@@ -110,6 +94,11 @@ class Cost(list[Kernel]):
         for kernel in self:
             found[kernel.kind] += kernel.flops
         return {kind: flops for kind, flops in sorted(found.items()) if flops}
+
+    @property
+    def copies(self) -> int:
+        """How many go between host and device."""
+        return sum(kernel.copies for kernel in self)
 
     @property
     def waits(self) -> list[str]:
@@ -137,7 +126,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return COMPOSED[func](*args, **given)
         name = func.name().partition(".")[0]
         if name == "aten::_local_scalar_dense":
-            self.cost.append(Kernel(name, _bytes(args[0]), waits=True))
+            self.cost.append(Kernel(name, _bytes(args[0]), copies=True, waits=True))
             # What a gradient scaler reads where no gradient was infinite.
             return (
                 False if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
@@ -145,69 +134,35 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             result = func(*args, **given)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            self.cost.append(Kernel(name, _bytes(args[0]), waits=True))
+            self.cost.append(Kernel(name, _bytes(args[0]), copies=True, waits=True))
             raise
         tensors = [x for x in tree_leaves((args, given, result)) if isinstance(x, Tensor)]
         devices = {x.device.type for x in tensors}
         if name.startswith("prim::") or "cuda" not in devices:
             return result
         if not func.is_view and name not in NO_LAUNCH:
-            waits = host_waits(name, args, given) or (
-                "copy" in name and "cpu" in devices and not given.get("non_blocking")
-            )
+            copies = "copy" in name and "cpu" in devices
+            blocks = copies and not _non_blocking(func, args, given)
+            waits = blocks or host_waits(name, args, given)
             moved = sum(_moved(func, args, given, result))
             product = _product(func, args, given, result)
             # Empty tensors launch nothing.
             if moved:
-                self.cost.append(Kernel(name, moved, *product, waits=waits))
+                self.cost.append(Kernel(name, moved, *product, copies, waits))
                 self.cost += [Kernel(name, 0)] * (LAUNCHES.get(name, 1) - 1)
         return result
 
 
-def cost_of(work: Callable[[], Any], gpu: GPU = GPUS["h100"]) -> Cost:
-    """What one call on fake CUDA tensors does; it ends where the host needs a value to go on.
-
-    Where an operation has several forms, the one that ``gpu`` takes the least time for is counted,
-    as a run on a GPU takes the one that it measures to be the fastest.
-    """
-    with (
-        suppress(DataDependentOutputException, DynamicOutputShapeException),
-        Tracer() as tracer,
-        patch.object(dispatch, "_form", _Cheapest(tracer.cost, gpu)),
-    ):
+def cost_of(work: Callable[[], Any]) -> Cost:
+    """What one call on fake CUDA tensors does; it ends where the host needs a value to go on."""
+    with suppress(DataDependentOutputException, DynamicOutputShapeException), Tracer() as tracer:
         work()
     return tracer.cost
 
 
-class _Cheapest:
-    """Chooses forms for :mod:`solo_ext.kernels.dispatch` by their estimates."""
-
-    def __init__(self, cost: Cost, gpu: GPU) -> None:
-        self.cost, self.gpu = cost, gpu
-        self.made: dict[object, dispatch.Form] = {}
-
-    def __call__(
-        self,
-        operation: str,
-        forms: Mapping[dispatch.Form, Callable[..., Any]],
-        inputs: Sequence[Tensor],
-        columns: int,
-        details: Sequence[object],
-    ) -> dispatch.Form:
-        wanted = tuple(x.requires_grad and torch.is_grad_enabled() for x in inputs)
-        shapes = tuple(x.shape for x in inputs)
-        key = operation, shapes, inputs[0].dtype, columns, tuple(details), wanted
-        if key not in self.made:
-            times = {name: self._milliseconds(form, inputs) for name, form in forms.items()}
-            self.made[key] = min(times, key=times.__getitem__)
-        return self.made[key]
-
-    def _milliseconds(self, form: Callable[..., Any], inputs: Sequence[Tensor]) -> float:
-        start = len(self.cost)
-        dispatch.with_gradients(form, inputs)
-        tried = Cost(self.cost[start:])
-        del self.cost[start:]
-        return tried.milliseconds(self.gpu)
+def _non_blocking(func: Any, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    names = [argument.name for argument in func._schema.arguments]
+    return bool({**dict(zip(names, args, strict=False)), **given}.get("non_blocking"))
 
 
 def _moved(func: Any, args: Any, kwargs: Any, result: Any) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The model of a GPU: what it counts, its clock, and the bounds of its table."""
+"""What is counted without a GPU, and that it does not grow."""
 
 from __future__ import annotations
 
@@ -13,34 +13,39 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from benchmarks.gpu_model import __main__ as program
-from benchmarks.gpu_model import tracing
-from benchmarks.gpu_model.fake_cuda import fake_cuda, run_backward
-from benchmarks.gpu_model.gpus import ATTAINED_BANDWIDTH, ATTAINED_FLOPS, GPUS, LAUNCH
-from benchmarks.gpu_model.table import ROWS, Row
-from benchmarks.gpu_model.tracing import Cost, Kernel, cost_of
+from benchmarks.launches import __main__ as program
+from benchmarks.launches import tracing
+from benchmarks.launches.fake_cuda import fake_cuda, run_backward
+from benchmarks.launches.table import ROWS, Row
+from benchmarks.launches.tracing import Cost, Kernel, cost_of
+from benchmarks.steps import made_by
 from solo_ext.core.precision import full_precision_products, matmul_precision
-from solo_ext.kernels import dispatch
 from solo_ext.losses import nt_xent_loss_func, seed_loss_func
 
-H200 = GPUS["h200"]
 KIB = 1024
+RECORD = json.loads((Path(__file__).parents[2] / program.RECORD).read_text())
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if n.startswith("step of") else n for n in ROWS],
 )
-def test_bounds(name: str) -> None:
-    """No slower than the plain form and without a wait."""
+def test_what_is_counted(name: str) -> None:
+    """No more than 3 % above the table, and without a wait; `--write` after what is worth it."""
+    others = {k: v for k, v in made_by().items() if RECORD[k] != v}
+    if others and name.startswith("step of"):
+        pytest.skip(f"the table was counted with other versions of {', '.join(others)}")
     row = ROWS[name]()
     assert row.label == name
-    assert row.met(H200), row.as_json()
+    assert row.ours.waits == []
+    held = RECORD["rows"][name]["ours"]
+    assert row.ours.copies <= held["copies"]
+    assert len(row.ours) <= 1.03 * held["launches"]
+    assert row.ours.bytes <= 1.03 * held["bytes"]
 
 
-def test_the_record_is_of_these_rows() -> None:
-    lines = (Path(__file__).parents[2] / program.RECORD).read_text().splitlines()
-    assert [json.loads(line)["row"] for line in lines[1:]] == list(ROWS)
+def test_the_table_is_of_these_rows() -> None:
+    assert list(RECORD["rows"]) == list(ROWS)
 
 
 def on_cuda(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -70,28 +75,6 @@ def square() -> Tensor:
 def test_bytes(work: Callable[[], Tensor], kibibytes: list[float]) -> None:
     with fake_cuda():
         assert [k.bytes / KIB for k in cost_of(work)] == kibibytes
-
-
-def test_of_an_operation_s_forms_the_one_with_the_shortest_estimate_is_counted() -> None:
-    """Gradients included, and nothing of what is tried."""
-
-    def many(x: Tensor) -> Tensor:
-        return x + 1 + 1 + 1
-
-    class LongWayBack(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x + 1
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-            return grad * 1 * 1 * 1 * 1 * 1
-
-    with fake_cuda():
-        x = square().requires_grad_()
-        forms: Any = {"plain": LongWayBack.apply, "tiles": many}
-        assert len(cost_of(lambda: dispatch.run("f", forms, [x], 16))) == 3
-        assert len(cost_of(lambda: dispatch.run("f", forms, [x.detach()], 16))) == 1
 
 
 @pytest.mark.parametrize(
@@ -132,7 +115,7 @@ def test_products_have_the_dtype_that_autocast_gives_them() -> None:
         assert cost_of(rounded).flops == {"tf32": flops}
 
 
-@torch.library.custom_op("gpu_model_test::product", mutates_args=())
+@torch.library.custom_op("launches_test::product", mutates_args=())
 def product_of_ours(x: Tensor, y: Tensor, factors: torch.dtype) -> Tensor:
     raise AssertionError("a GPU would be needed")
 
@@ -142,14 +125,14 @@ def _(x: Tensor, y: Tensor, factors: torch.dtype) -> Tensor:
     return x.new_empty(len(x), len(y))
 
 
-@register_flop_formula(torch.ops.gpu_model_test.product)
+@register_flop_formula(torch.ops.launches_test.product)
 def _(x: Any, y: Any, *_: Any, **__: Any) -> Any:
     return 2 * x[0] * x[1] * y[0]
 
 
 def test_operations_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton kernels count by what they say of themselves."""
-    monkeypatch.setitem(tracing.LAUNCHES, "gpu_model_test::product", 2)
+    monkeypatch.setitem(tracing.LAUNCHES, "launches_test::product", 2)
     flops = 2 * 16**3
     with fake_cuda():
         narrow = cost_of(lambda: product_of_ours(square(), square(), torch.bfloat16))
@@ -194,56 +177,29 @@ def test_the_backward_pass_is_that_of_torch(create_graph: bool) -> None:
     torch.testing.assert_close(x.grad, expected[0].detach())
 
 
-def test_clock() -> None:
-    """The device waits to be told, and does one thing at a time."""
-    second = H200.bandwidth * ATTAINED_BANDWIDTH
-    long, short = Kernel("copy", int(second)), Kernel("add", 1)
-    by_flops = int(H200.flops["tf32"] * ATTAINED_FLOPS)
-    assert Cost([long]).milliseconds(H200) == pytest.approx(1e3 * (1 + LAUNCH))
-    assert Cost([short] * 100).milliseconds(H200) == pytest.approx(1e3 * 100 * LAUNCH)
-    # Launches are hidden behind the long one, unless the host waits for it.
-    hidden = Cost([long, *[short] * 100]).milliseconds(H200)
-    waited = Cost([long._replace(waits=True), *[short] * 100]).milliseconds(H200)
-    assert hidden == pytest.approx(1e3 * (1 + LAUNCH))
-    assert waited == pytest.approx(1e3 * (1 + 101 * LAUNCH))
-    assert Cost([Kernel("mm", 1, by_flops, "tf32")]).milliseconds(H200) > 1e3
+def test_copies_between_host_and_device() -> None:
+    with fake_cuda():
+        cost = cost_of(lambda: torch.ones(3).to("cuda", non_blocking=True) + square()[0, :3])
+    assert [(kernel.name, kernel.copies) for kernel in cost][-2:] == [
+        ("aten::_to_copy", True),
+        ("aten::add", False),
+    ]
+    assert cost.copies == 1
 
 
-FEW, MANY = Cost([Kernel("add", 1)]), Cost([Kernel("add", 1)] * 2)
-WAITS = Cost([Kernel("nonzero", 1, waits=True)])
-
-
-@pytest.mark.parametrize(
-    ("ours", "plain", "met"),
-    [(FEW, MANY, True), (MANY, FEW, False), (WAITS, None, False), (FEW, None, True)],
-)
-def test_a_miss_is_an_error(
-    ours: Cost,
-    plain: Cost | None,
-    met: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(program, "ROWS", {"a row": lambda: Row("a row", ours, plain)})
-    assert program.main(["--check"]) == int(not met)
-    assert capsys.readouterr().err == ("" if met else "a row is missed\n")
-    assert not list(tmp_path.iterdir())
-
-
-def test_rows_as_json_and_the_record(
+def test_the_table_and_its_page(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    few = Cost([Kernel("add", 1)])
+    many = Cost([Kernel("add", 1), Kernel("copy", 1, copies=True, waits=True)])
     monkeypatch.chdir(tmp_path)
     (tmp_path / program.RECORD).parent.mkdir(parents=True)
-    monkeypatch.setattr(program, "ROWS", {"a row": lambda: Row("a row", MANY, FEW)})
-    assert program.main(["--json"]) == 0
-    printed = capsys.readouterr().out
-    about, row = map(json.loads, printed.splitlines())
-    assert set(about["gpus"]) == set(row["met"]) == set(GPUS)
-    assert row["ours"]["launches"] == 2
-    assert row["met"] == dict.fromkeys(GPUS, False)
+    monkeypatch.setattr(program, "ROWS", {"a row": lambda: Row("a row", many, few)})
     assert program.main([]) == 0
-    assert (tmp_path / program.RECORD).read_text() == printed
-    assert "| a row | 2 / 1 |" in (tmp_path / program.RECORD).with_suffix(".md").read_text()
+    assert not (tmp_path / program.RECORD).exists()
+    assert "| a row | 2 / 1 | 0.00 / 0.00 |  | 1 | 1 |" in capsys.readouterr().out
+    assert program.main(["--write"]) == 0
+    written = json.loads((tmp_path / program.RECORD).read_text())["rows"]["a row"]
+    assert written["ours"]["waits"] == ["copy"]
+    assert written["plain"]["launches"] == 1
+    assert "| a row |" in (tmp_path / program.RECORD).with_suffix(".md").read_text()

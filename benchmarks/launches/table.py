@@ -1,21 +1,19 @@
-"""The rows of the model: operations beside their plain forms, and whole steps."""
+"""The rows: operations beside their plain forms, and whole steps."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from benchmarks.gpu_model import steps
-from benchmarks.gpu_model.fake_cuda import fake_cuda
-from benchmarks.gpu_model.gpus import GPU, GPUS
-from benchmarks.gpu_model.tracing import Cost, Kernel, cost_of
+from benchmarks.launches import steps
+from benchmarks.launches.fake_cuda import fake_cuda
+from benchmarks.launches.tracing import Cost, cost_of
 from benchmarks.speed.operation import OURS, Setup, on_device
 from benchmarks.speed.rows import (
     in_batch,
@@ -27,16 +25,16 @@ from benchmarks.speed.rows import (
     sinkhorn,
 )
 from benchmarks.speed.target import Effort
-from solo_ext.clustering.backends import nearest_by_flash
-from solo_ext.clustering.lloyd import search
-from solo_ext.core.precision import matmul_precision
+from solo_ext.config.check import check_run
+from solo_ext.config.compose import compose
+from solo_ext.data.batch_augment import BatchAugment
 
 EFFORT = Effort(device="cuda", compiled=False)
 BF16 = "bfloat16"
 
 
 class Row(NamedTuple):
-    """What the model says of one operation or step.
+    """What was counted of one operation or step.
 
     Attributes:
         ours: its cost.
@@ -47,29 +45,15 @@ class Row(NamedTuple):
     ours: Cost
     plain: Cost | None
 
-    def met(self, gpu: GPU) -> bool:
-        """Whether ours is estimated no slower than the plain form, and the host never waits."""
-        slower = self.plain and self.ours.milliseconds(gpu) > self.plain.milliseconds(gpu)
-        return not slower and not self.ours.waits
-
     def as_json(self) -> dict[str, Any]:
-        """Plain values; every one is an estimate."""
-        return {
-            "row": self.label,
-            "ours": _json(self.ours),
-            "plain": None if self.plain is None else _json(self.plain),
-            "met": {name: self.met(gpu) for name, gpu in GPUS.items()},
-        }
+        """Plain values."""
+        plain = None if self.plain is None else _json(self.plain)
+        return {"ours": _json(self.ours), "plain": plain}
 
 
 def _json(cost: Cost) -> dict[str, Any]:
-    return {
-        "launches": len(cost),
-        "bytes": cost.bytes,
-        "flops": cost.flops,
-        "waits": cost.waits,
-        "ms": {name: round(cost.milliseconds(gpu), 4) for name, gpu in GPUS.items()},
-    }
+    counts = {"launches": len(cost), "bytes": cost.bytes, "copies": cost.copies}
+    return {**counts, "flops": cost.flops, "waits": cost.waits}
 
 
 class Operation(NamedTuple):
@@ -136,7 +120,6 @@ OPERATIONS = (
     Operation("nearest 512 x 98,304 x 256", NEAREST, "solo-learn"),
     *_in_batch(512),
     *_in_batch(4096),
-    *_in_batch(16384),
     Operation("ProtoNCE 25k + 50k + 100k", LARGE, "plain, all", OURS, KEYS[:1]),
     Operation("ProtoNCE 25k + 50k + 100k, bf16", LARGE, "plain, all", BF16, KEYS[:1]),
     Operation("ProtoNCE 250 + 500 + 1,000", SMALL, "plain, all", OURS, KEYS[:1]),
@@ -149,28 +132,20 @@ OPERATIONS = (
     Operation("SEED 512 x 65,536, bf16", protocpc.seed, "plain", BF16, TEACHER),
 )
 
-POINTS, CLUSTERS, WIDTH = 1_281_167, 100_000, 128
-PART = 32
-"""A share of the points is traced: all tiles are alike."""
-BLOCK = 128
-"""Points for which flash-kmeans' kernel reads the means once, on each of these GPUs."""
 
-
-def k_means_pass() -> Row:
-    """The nearest means of all points by flash-kmeans' kernel, beside torch's products."""
-
-    def kernel(x: Tensor, *_: Tensor, **__: Tensor) -> Tensor:
-        return torch.empty(1, x.shape[1], dtype=torch.int32, device="cuda")
-
-    with fake_cuda(), matmul_precision("medium"):
-        means = torch.empty(CLUSTERS, WIDTH, device="cuda")
-        points = torch.empty(POINTS, WIDTH, device="cuda")
-        with patch("flash_kmeans.assign_euclid_triton.euclid_assign_triton", kernel):
-            ours = cost_of(lambda: nearest_by_flash(points, means))
-        part = cost_of(lambda: search(points[: POINTS // PART], means, means.double().mean(0)))
-    moved = 4 * WIDTH * (POINTS + CLUSTERS * math.ceil(POINTS / BLOCK)) + 4 * POINTS
-    ours.append(Kernel("flash_kmeans", moved, 2 * POINTS * CLUSTERS * WIDTH, "tf32"))
-    return Row("k-means pass 1.28M to 100k", ours, Cost(part * PART))
+def crops(side: int) -> Row:
+    """The views of a batch by the kernel, beside torch's operations."""
+    run = check_run(compose("cifar10/simclr", ["data.train_path=none", "accelerator=cpu"]))
+    augment = BatchAugment("cifar10", run.augmentations, side, side, seed=5)
+    draws = augment.draw(0, np.arange(run.optimizer.batch_size))
+    with fake_cuda():
+        steps.on_fake_cuda(augment)
+        shape = run.optimizer.batch_size, 3, side, side
+        images = torch.empty(shape, dtype=torch.uint8, device="cuda")
+        ours = cost_of(lambda: augment(images, draws))
+        with patch("solo_ext.data.batch_augment._has_triton", lambda _: False):
+            plain = cost_of(lambda: augment(images, draws))
+    return Row(f"two views of 256 images, {side} px", ours, plain)
 
 
 def step(method: str) -> Row:
@@ -181,7 +156,7 @@ def step(method: str) -> Row:
 
 
 ROWS: dict[str, Callable[[], Row]] = {
+    "two views of 256 images, 32 px": partial(crops, 32),
     **{operation.label: operation.row for operation in OPERATIONS},
-    "k-means pass 1.28M to 100k": k_means_pass,
     **{f"step of {method}": partial(step, method) for method in steps.CONFIGS},
 }

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu_model.tracing import cost_of
 from benchmarks.interleaved import Work
+from benchmarks.launches.tracing import cost_of
 from solo_ext.config.compose import compose
 from solo_ext.host.patches import default_patches, select_for_run
 from solo_ext.lab.training.prepare import prepare
@@ -96,7 +96,7 @@ def on_fake_cuda(module: nn.Module) -> None:
 
 
 def step(config: str) -> Work:
-    """A step of the config, inside of :func:`benchmarks.gpu_model.fake_cuda.fake_cuda`.
+    """A step of the config, inside of :func:`benchmarks.launches.fake_cuda.fake_cuda`.
 
     What the Trainer adds is left out: its logging, and callbacks.
     """
