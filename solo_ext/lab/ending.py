@@ -39,10 +39,15 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
     _streams_that_print()
     # A run replaces these handlers by its own while it trains.
     before = {n: signal.getsignal(n) for n in _ends_a_command()}
+    ends: dict[int, Callable[[int, FrameType | None], None]] = {}
+    watch = None
     try:
         for number in before:
             end = _interrupt if number == signal.SIGINT else _end
-            signal.signal(number, functools.partial(end, again, os.getpid()))
+            ends[number] = functools.partial(end, again, os.getpid())
+            signal.signal(number, ends[number])
+        if before:
+            watch = _Watch(again, ends)
         code = command()
         sys.stdout.flush()
         return code
@@ -65,6 +70,8 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
         trouble = disk_trouble(error, again)
         line, code = (_unforeseen(error, again), 1) if trouble is None else (str(trouble), 2)
     finally:
+        if watch is not None:
+            watch.close()
         for number, handler in before.items():
             signal.signal(number, handler)
     with contextlib.suppress(OSError):
@@ -121,10 +128,79 @@ def _ends_a_command() -> list[int]:
     return [n for n in numbers if signal.getsignal(n) in of_python]
 
 
+class _Watch:
+    """Ends the process for a signal that its main thread does not answer.
+
+    Python runs handlers between two of its instructions, so that a main thread which waits in a
+    library's C code, as for the processes of other nodes, would answer no signal. Python's part in
+    C writes the signal's number to a pipe at once, which a thread reads here. Where a run has
+    replaced the handlers by its own, it decides itself when to end.
+    """
+
+    active = False
+
+    def __init__(self, again: str, ends: dict[int, Callable[..., None]]) -> None:
+        _Watch.active = True
+        self._again, self._ends = again, ends
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        _interrupted.clear()
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        _Watch.active = False
+        signal.set_wakeup_fd(self._before)
+        os.close(self._write)
+        self._thread.join()
+        os.close(self._read)
+
+    def _wait(self) -> None:
+        main = threading.main_thread().ident
+        while number := next(iter(os.read(self._read, 1)), 0):
+            handler = signal.getsignal(number)
+            # Before the first step Lightning puts several handlers into one.
+            several = getattr(handler, "signal_handlers", [handler])
+            ours = number in self._ends and self._ends[number] in several
+            # `_end` answers by ending the process.
+            if ours and not _interrupted.wait(_SECONDS_TO_ANSWER):
+                frame = sys._current_frames().get(main or 0)
+                _end(self._again, os.getpid(), number, frame)
+
+
+_interrupted = threading.Event()
+"""Set once Ctrl-C has been answered, which may take a while to clean up."""
+_SECONDS_TO_ANSWER = 0.5
+
+
+_set_aside: list[int] = []
+
+
+def _before_fork() -> None:
+    # The new process would tell this one of the signals that it receives itself. Only the main
+    # thread may ask for that; what other threads fork is replaced by another program at once.
+    if _Watch.active and threading.current_thread() is threading.main_thread():
+        _set_aside.append(signal.set_wakeup_fd(-1))
+
+
+def _after_fork() -> None:
+    if _set_aside:
+        signal.set_wakeup_fd(_set_aside.pop(), warn_on_full_buffer=False)
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_set_aside.clear
+)
+
+
 def _interrupt(again: str, pid: int, number: int, frame: FrameType | None) -> None:
+    _interrupted.set()
+    inner = frame
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib."):
-            _end(again, pid, number, frame)
+            _end(again, pid, number, inner)
         frame = frame.f_back
     raise KeyboardInterrupt
 
@@ -135,8 +211,46 @@ def _end(again: str, pid: int, number: int, frame: FrameType | None) -> None:
     if os.getpid() == pid:
         name = signal.Signals(number).name
         what = "interrupted" if number == signal.SIGINT else f"stopped by {name}"
-        os.write(2, f"solo-ext: {what}; {again}\n".encode())
+        waited = _waited_for(frame)
+        while_ = f" while it waited for {waited}" if waited else ""
+        os.write(2, f"solo-ext: {what}{while_}; {again}\n".encode())
+        _end_children(number)
     os._exit(128 + number)
+
+
+def _waited_for(frame: FrameType | None) -> str | None:
+    """What the innermost known call of a stack waits for."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib."):
+            return None
+        name = f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_name}"
+        for module, function, what in _WAITS:
+            if name.startswith(module) and name.endswith(function):
+                address = [os.environ.get(n, "?") for n in ("MASTER_ADDR", "MASTER_PORT")]
+                return what.format(":".join(address))
+        frame = frame.f_back
+    return None
+
+
+_WAITS = (
+    ("torch.distributed.rendezvous", "", "the other processes to join at {}"),
+    ("torch.distributed.", ".init_process_group", "the other processes to join at {}"),
+    ("torch.distributed.", "", "the other processes"),
+    ("filelock.", "", "a lock that another process holds"),
+    ("socket", "", "an answer from the network"),
+    ("ssl", "", "an answer from the network"),
+)
+"""Module and function of a call, and what it waits for; the first that fits."""
+
+
+def _end_children(number: int) -> None:
+    """Passes the signal on to the processes of this machine's other ranks, which wait likewise."""
+    with contextlib.suppress(OSError):
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children") as file:
+                for child in file.read().split():
+                    with contextlib.suppress(OSError):
+                        os.kill(int(child), number)
 
 
 def _unforeseen(error: Exception, again: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,14 @@ from solo_ext.lab.ending import in_one_line
 
 pytestmark = pytest.mark.fault
 COMMAND = [sys.executable, "-m", "solo_ext.lab.cli.main"]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nothing listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def raising(error: BaseException) -> NoReturn:
@@ -137,3 +146,87 @@ def test_a_locale_without_most_letters() -> None:
     assert done.returncode == 2
     assert b"no such config" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+WAITS = """
+import os, signal, subprocess, sys, time
+from solo_ext.lab.ending import in_one_line
+
+def command():
+    from datetime import timedelta
+    import torch.distributed as dist
+    child = subprocess.Popen(["sleep", "60"])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
+    print(child.pid, flush=True)
+    dist.init_process_group("gloo", rank=0, world_size=2, timeout=timedelta(seconds=60))
+
+sys.exit(in_one_line(command, "start it again"))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_while_a_library_waits_in_c(name: str, free_port: int) -> None:
+    """Where Python's handlers do not run; nor does what it started go on."""
+    number = getattr(signal, name)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, str(free_port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    time.sleep(1.0)
+    assert process.poll() is None
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    what = "interrupted" if name == "SIGINT" else f"stopped by {name}"
+    assert errors.splitlines()[-1] == (
+        f"solo-ext: {what} while it waited for the other processes to join at "
+        f"127.0.0.1:{free_port}; start it again"
+    )
+    status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_signal_while_other_nodes_do_not_come(node: int, free_port: int, tmp_path: Path) -> None:
+    words = ["pretrain", "--config-name", "digits/simclr", "--run-dir", str(tmp_path / "run")]
+    words += ["num_nodes=3", "devices=1", "strategy=ddp", "accelerator=cpu"]
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    process = subprocess.Popen(
+        [*COMMAND, *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | address | {"NODE_RANK": str(node)},
+    )
+    assert process.stderr is not None
+    read = []
+    for line in process.stderr:
+        read.append(line)
+        if "Initializing distributed" in line:
+            break
+    time.sleep(1.0)
+    assert process.poll() is None, read
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert "solo-ext: stopped by SIGTERM while it waited for the other processes" in errors
+
+
+def test_a_signal_of_a_forked_process_is_not_its_parent_s() -> None:
+    def command() -> int:
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitpid(child, 0)[1] != 0
+        time.sleep(1.0)
+        return 7
+
+    assert in_one_line(command, "start it again") == 7
