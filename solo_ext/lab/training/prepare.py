@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -378,7 +379,7 @@ def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
         assert isinstance(layer, nn.Conv2d)
         found.append((layer, tuple(inputs[0].shape[1:])))
 
-    def forward(size: int) -> None:
+    def forward(size: int, kwargs: Mapping[str, Any]) -> None:
         backbone = build(kwargs)
         for layer in backbone.modules():
             if isinstance(layer, nn.Conv2d):
@@ -398,15 +399,33 @@ def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
     for key in kwargs if not is_timm(name) else ():
         if key not in inspect.signature(type(built).__init__).parameters:
             raise _unknown_argument(built, key, kwargs)
+
+    def works(kwargs: Mapping[str, Any]) -> bool:
+        found.clear()
+        with contextlib.suppress(Exception):
+            for size in sizes:
+                _dry_run(partial(forward, kwargs=kwargs), size)
+            return True
+        return False
+
     for place, size in enumerate(sizes):
         try:
-            _dry_run(forward, size)
+            _dry_run(partial(forward, kwargs=kwargs), size)
         except Exception as error:
+            # Transformers are built for one size, 224 unless it is given.
+            fitted = ({"img_size": sizes[0]}, {"img_size": sizes[0], "dynamic_img_size": True})
+            more = next((more for more in fitted if works({**kwargs, **more})), None)
+            if more is not None and not more.keys() & kwargs.keys():
+                run.backbone.kwargs = {**run.backbone.kwargs, **more}
+                break
+            remedy = "give another, or make the backbone fit with backbone.kwargs"
+            if more is not None:
+                remedy = " ".join(["set", *(f"backbone.kwargs.{k}={v}" for k, v in more.items())])
             raise ConfigError(
                 f"augmentations.{place}.crop_size",
                 size,
                 f"{name} cannot take it: {first_line(error)}",
-                "give another, or make the backbone fit with backbone.kwargs",
+                remedy,
             ) from error
     return found
 

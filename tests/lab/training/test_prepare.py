@@ -127,3 +127,37 @@ def test_without_labels_nothing_is_validated(
     assert set(targets_of(prepared.val)) == {-1}
     pretrain(prepared, run_dir=tmp_path / "run", show_progress=False)
     assert "val_loss" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "sides", "expected"),
+    [
+        ("swin_tiny", [32], {"img_size": 32}),
+        ("vit_tiny", [48], {"img_size": 48}),
+        ("vit_tiny", [48, 32], {"img_size": 48, "dynamic_img_size": True}),
+        ("timm/vit_tiny_patch16_224", [96], {"img_size": 96}),
+        ("vit_tiny", [224], {}),
+    ],
+)
+def test_a_transformer_takes_the_size_of_the_crops(
+    make_config: MakeConfig, name: str, sides: list[int], expected: dict[str, Any]
+) -> None:
+    """Both of them, where a method has small crops too; a run that starts so computes at it."""
+    crops = [{"crop_size": side, "num_crops": 2} for side in sides]
+    backbone = {"name": name, "kwargs": {}}
+    method = "simclr" if len(sides) == 1 else "protocpc"
+    prepared = prepare(make_config(method, backbone=backbone, augmentations=crops))
+    assert prepared.run.backbone.kwargs == expected
+    assert prepared.cfg.backbone.kwargs == expected
+    network = prepared.method(prepared.cfg).backbone
+    for side in sides:
+        assert network(torch.zeros(1, 3, side, side)).shape[0] == 1
+
+
+def test_a_size_that_does_not_fit_the_crops(make_config: MakeConfig) -> None:
+    backbone = {"name": "swin_tiny", "kwargs": {"img_size": 64}}
+    config = make_config(
+        "simclr", backbone=backbone, augmentations=[{"crop_size": 32, "num_crops": 2}]
+    )
+    with pytest.raises(ConfigError, match=r"crop_size=32: swin_tiny.*kwargs\.img_size=32"):
+        prepare(config)
