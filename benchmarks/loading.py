@@ -33,7 +33,7 @@ from solo_ext.data.dali import dali_installed
 from solo_ext.data.loaders import pretrain_loader
 from solo_ext.data.reading import decode_image, read_file
 from solo_ext.data.transforms import FixedView
-from solo_ext.data.views import RawBatches
+from solo_ext.data.views import HeldBatches, RawBatches
 from solo_ext.host.dali_loader import DALILoader
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.run_dir import environment
@@ -103,6 +103,8 @@ def work(source: Source, data: Path, size: int, blur: float) -> Any:
     loader = make(prepared.run, prepared.train)
     if isinstance(loader.dataset, RawBatches):
         run, raw = prepared.run, loader.dataset
+        if isinstance(raw, HeldBatches):
+            raw.move(torch.device("cuda" if torch.cuda.is_available() else "cpu"), always=False)
         augment = BatchAugment(run.data.dataset, run.augmentations, raw.height, raw.width, run.seed)
         return len(loader) * BATCH, lambda: read_all(augmented(loader, augment))
     return len(loader) * BATCH, lambda: read_all(loader)
@@ -113,7 +115,7 @@ def augmented(loader: Any, augment: BatchAugment) -> Iterator[Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     augment = augment.to(device)
     for batch in loader:
-        yield augment(batch.images.to(device), augment.draw(batch.epoch, batch.indices.numpy()))
+        yield augment(batch.images.to(device), augment.draw(batch.epoch, batch.asked.numpy()))
 
 
 def squares(data: Path, count: int, folder: Path) -> None:

@@ -94,6 +94,24 @@ def check_run(config: Mapping[str, Any]) -> RunConfig:
     return RunConfig.model_construct(checked.model_fields_set, **values)
 
 
+def check_sections(config: Mapping[str, Any]) -> None:
+    """Refuses what :func:`check_run` would, but for keys that only the Trainer may know.
+
+    It imports neither torch nor Lightning, so that a mistake is told at once.
+
+    Raises:
+        ConfigError: as of :func:`check_run`.
+
+    >>> check_sections({"method": "simclr", "optimizer": {"batch_size": 0}})
+    Traceback (most recent call last):
+        ...
+    solo_ext.core.errors.ConfigError: ...
+    """
+    refuse_targets(config)
+    refuse_interpolations(config)
+    validated(RunConfig, {k: v for k, v in config.items() if k in RunConfig.model_fields})
+
+
 def common_config(config: Mapping[str, Any] | DictConfig) -> CommonConfig:
     """Reads the keys of ``CommonConfig`` from a host's or a saved run's config; ignores all others.
 

@@ -112,14 +112,23 @@ def _doctor(args: argparse.Namespace) -> Any:
 
 
 def _pretrain(args: argparse.Namespace) -> Any:
+    from solo_ext.config.check import check_sections
     from solo_ext.config.compose import compose
-    from solo_ext.lab.training.prepare import check_folder, prepare
-    from solo_ext.lab.training.pretrain import pretrain
-    from solo_ext.lab.training.run_dir import check_run_dir
 
     show_messages()
     images, overrides = _images_and_overrides(args.overrides)
     _check_source(args, images)
+    config: dict[str, Any] = {}
+    if not images and args.resume is None:
+        folder = Path(args.config_path) if args.config_path else None
+        config = compose(args.config_name, overrides, folder)
+        # Before what follows imports torch, Lightning and solo-learn.
+        check_sections(config)
+
+    from solo_ext.lab.training.prepare import check_folder, prepare
+    from solo_ext.lab.training.pretrain import pretrain
+    from solo_ext.lab.training.run_dir import check_run_dir
+
     if args.run_dir is not None:
         check_folder("--run-dir", args.run_dir)
         if _first_process():
@@ -150,9 +159,7 @@ def _pretrain(args: argparse.Namespace) -> Any:
 
         result = go_on(Path(args.resume), overrides, force=args.force, say=tell)
     else:
-        folder = Path(args.config_path) if args.config_path else None
-        prepared = prepare(compose(args.config_name, overrides, folder))
-        result = pretrain(prepared, run_dir=run_dir, force=args.force)
+        result = pretrain(prepare(config), run_dir=run_dir, force=args.force)
     speed = f"{result.seconds:.1f} s, {result.images_per_second:.0f} images/s"
     tell(f"run directory  {result.run_dir}")
     tell(f"{result.epochs} {'epoch' if result.epochs == 1 else 'epochs'}, {speed}")

@@ -59,11 +59,22 @@ def test_version(command: Command) -> None:
     assert command("--version").out == f"solo-ext {__version__}\n"
 
 
-def test_nothing_heavy_is_imported_early(tmp_path: Path) -> None:
-    code = "from solo_ext.lab.cli.main import main; main(['pretrain', '--config-name'])"
+@pytest.mark.parametrize(
+    ("words", "imported"),
+    [
+        (["--config-name"], []),
+        (["--config-name", "digits/simclr", "optimizer.lr=-1"], ["hydra"]),
+        (["--config-name", "digits/pcl", "data.num_worker=1"], ["hydra"]),
+        (["--config-name", "digits/nonesuch"], ["hydra"]),
+    ],
+)
+def test_a_mistake_imports_nothing_heavy(
+    words: list[str], imported: list[str], tmp_path: Path
+) -> None:
+    code = f"from solo_ext.lab.cli.main import main; print(main({['pretrain', *words]}))"
     ask = "print(sorted({'torch', 'lightning', 'timm', 'hydra', 'solo'} & set(sys.modules)))"
-    body = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\n{ask}"
-    assert python(body, cwd=tmp_path).stdout == "[]\n"
+    body = f"import sys\ntry:\n    {code}\nexcept SystemExit as e:\n    print(e.code)\n{ask}"
+    assert python(body, cwd=tmp_path).stdout == f"2\n{imported}\n"
 
 
 def test_methods(command: Command) -> None:
