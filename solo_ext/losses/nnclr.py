@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core import distributed
-from solo_ext.core.precision import full_precision_products
+from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels import dispatch
 from solo_ext.losses.common import LOSSES, check_positive, unit_rows
 from solo_ext.losses.contrastive import (
@@ -59,14 +59,15 @@ def nnclr_terms(
         estimator: of the mass of the negatives, which are the other samples.
         mixing: synthetic negatives of the row term, made of other samples' predictions.
         joined: unit rows of ``nn`` and of ``p``, (G, D) each, gathered from all processes with
-            gradient, for callers that need them more than once; by default gathered here.
+            gradient, for callers that need them more than once, whose ``nn`` and ``p`` are unit
+            rows too; by default all are normalised and gathered here.
 
     Example:
         >>> loss, rows = nnclr_terms(torch.randn(4, 8), torch.randn(4, 8), temperature=0.1)
         >>> loss.shape, rows.losses.shape
         (torch.Size([]), torch.Size([4, 1]))
     """
-    nn, p = unit_rows(nn=nn, p=p)
+    nn, p = unit_rows(nn=nn, p=p) if joined is None else full_precision(nn, p)
 
     def apart(nn: Tensor, p: Tensor) -> tuple[Tensor, ContrastiveTerms]:
         gather = distributed.gather_with_gradient
@@ -98,10 +99,12 @@ def _both_ways(
     with full_precision_products(p.device):
         similar = nn @ p.T / temperature
         positives = similar.diagonal().unsqueeze(1)
-        others = similar.masked_fill(own_columns(p) == own_columns(p).T, float("-inf"))
+        own = torch.eye(len(p), dtype=torch.bool, device=p.device)
+        others = similar.masked_fill(own, float("-inf"))
         raised = [others if power == 1 else power * others for power in estimator.powers]
+        both = torch.stack(raised) if len(raised) > 1 else others.unsqueeze(0)
         settings: Any = {"count": len(p) - 1, "temperature": temperature}
-        by_row, by_column = (torch.stack([x.logsumexp(dim) for x in raised]) for dim in (1, 0))
+        by_row, by_column = both.logsumexp(2), both.logsumexp(1)
         rows, notes = per_anchor(by_row, positives, estimator=estimator, **settings)
         mass, _ = estimator(by_column, positives, **settings)
         row, nan = rows.mean(), rows.new_full((), math.nan)
