@@ -326,10 +326,10 @@ class HeldBatches(RawBatches):
         served: Tensor | None = None,
     ) -> None:
         super().__init__(images, *pixels.shape[2:])
-        self.pixels, self.targets = pixels, torch.as_tensor(targets)
+        self.pixels: NDArray[np.uint8] | Tensor = pixels
+        self.targets = torch.as_tensor(targets)
         self.rows = np.arange(len(pixels)) if rows is None else np.asarray(rows)
         self.served = torch.arange(len(self.rows)) if served is None else served
-        self._moved: Tensor | None = None
 
     def move(self, device: torch.device, always: bool) -> None:
         """Keeps images, indices and targets on ``device``, where a batch is then selected.
@@ -340,7 +340,7 @@ class HeldBatches(RawBatches):
         Raises:
             ConfigError: ``always`` is set, and the images take more than the free memory.
         """
-        if self._moved is not None or not (always or device.type == "cuda"):
+        if isinstance(self.pixels, Tensor) or not (always or device.type == "cuda"):
             return
         size = 3 * len(self.rows) * self.height * self.width
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _MOST_BYTES
@@ -349,21 +349,21 @@ class HeldBatches(RawBatches):
             problem = f"the images take {size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
             raise ConfigError("data.in_memory", "device", problem, "take true")
         if always or small:
-            self._moved = torch.from_numpy(self.pixels[self.rows]).contiguous().to(device)
+            self.pixels = torch.from_numpy(self.pixels[self.rows]).contiguous().to(device)
             self.targets, self.served = self.targets[self.rows].to(device), self.served.to(device)
 
     def read(self, samples: Sequence[int] | Integers) -> tuple[Tensor, Tensor, Tensor]:
         asked = np.asarray(samples)
-        if self._moved is None:
+        if not isinstance(self.pixels, Tensor):
             rows = self.rows[asked]
             # Use NumPy: indexing a tensor by rows takes several times as long.
             images = torch.from_numpy(self.pixels[rows]).contiguous()
             return self.served[asked], images, self.targets[rows]
         places = torch.from_numpy(asked)
-        if self._moved.is_cuda:
+        if self.pixels.is_cuda:
             # Copying from memory that is not pinned would wait for the device.
-            places = places.pin_memory().to(self._moved.device, non_blocking=True)
-        held = self.served, self._moved, self.targets
+            places = places.pin_memory().to(self.pixels.device, non_blocking=True)
+        held = self.served, self.pixels, self.targets
         indices, images, targets = (values.index_select(0, places) for values in held)
         return indices, images, targets
 

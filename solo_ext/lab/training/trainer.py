@@ -205,9 +205,12 @@ class RunData(pl.LightningDataModule):
             self.val_dataloader = lambda: val_loader  # type: ignore[method-assign]
 
     def train_dataloader(self) -> ResumableLoader | HeldLoader | DALILoader:
+        assert self.trainer is not None
+        device = self.trainer.strategy.root_device
+        if self.augment is not None:
+            self.augment.to(device)
         if isinstance(self.loader, HeldLoader):
-            assert self.trainer is not None
-            self.loader.dataset.move(self.trainer.strategy.root_device, self._on_device)
+            self.loader.dataset.move(device, self._on_device)
         return self.loader
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -235,7 +238,7 @@ class RunData(pl.LightningDataModule):
             return batch
         crops: Any = batch.images
         if self.augment is not None and batch.views is not None:
-            crops = self.augment.to(batch.indices.device)(batch.images, batch.views)
+            crops = self.augment(batch.images, batch.views)
         if self.mixer is not None and batch.mixes is not None:
             crops = self.mixer(crops, batch.mixes)
         assert self.trainer is not None
