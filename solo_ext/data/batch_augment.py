@@ -39,6 +39,7 @@ from solo_ext.data.batch_ops import (
     towards_grey,
 )
 from solo_ext.data.transforms import Statistics, statistics
+from solo_ext.data.views import moved_to
 
 LARGEST_FUSED = 96
 """Longest side of images and crops that the Triton kernel takes; beyond it one program would have
@@ -96,7 +97,7 @@ class BatchAugment(nn.Module):
     def forward(self, images: Tensor, draws: Draws) -> list[Tensor]:
         """Normalised crops (N, 3, S, S) of uint8 images (N, 3, H, W), with :meth:`draw`'s draws."""
         fused = [maker.has_fused(images) for maker in self._views()]
-        moved = _moved(draws, images.device) if any(fused) else [None] * len(draws)
+        moved = moved_to(draws, images.device) if any(fused) else [None] * len(draws)
         return [
             maker.plain(images, drawn) if there is None or not one else maker.fused(images, there)
             for maker, drawn, there, one in zip(self._views(), draws, moved, fused, strict=True)
@@ -172,12 +173,12 @@ class _ViewMaker(nn.Module):
         step = self._chunk if images.device.type == "cpu" else n
         for start in range(0, n, step):
             some = order[start : start + step]
-            rows = _moved(some, images.device)
+            rows = moved_to(some, images.device)
             views.index_copy_(0, rows, self._rows(images.index_select(0, rows), draws[some]))
         return views
 
     def _rows(self, images: Tensor, drawn: Draws) -> Tensor:
-        moved = _moved(drawn, images.device)
+        moved = moved_to(drawn, images.device)
         top, left, height, width, flip = moved[:, : FLIP + 1].long().unbind(1)
         rows = self.rows(top, height) / 255
         columns = self.columns(left, width, flip)
@@ -195,22 +196,13 @@ class _ViewMaker(nn.Module):
         if early:
             x = mix_channels(x, grey, torch.zeros(1, 1, device=x.device))
         radius = drawn[:, RADIUS]
-        x = _changed(x, radius, lambda part: blur(part, _moved(radius[radius > 0], x.device)))
+        x = _changed(x, radius, lambda part: blur(part, moved_to(radius[radius > 0], x.device)))
         # Solarising inverts values from 128 of 255 on: the result is the smaller of x and 1 - x.
         x = _changed(x, drawn[:, SOLARIZED], lambda part: torch.minimum(part, 1 - part))
         x = _changed(x, drawn[:, EQUALIZED], _equalized)
         scale = torch.diag_embed(1 / self.std)
         last = scale.expand(len(x), 3, 3) if early else scale @ grey
         return mix_channels(x, last, -self.mean / self.std)
-
-
-def _moved(values: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy on ``device``, which no step waits for."""
-    tensor = torch.from_numpy(values)
-    if device.type == "cuda":
-        # Copying from memory that is not pinned would wait for the device.
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def _has_triton(images: Tensor) -> bool:
@@ -221,7 +213,7 @@ def _changed(x: Tensor, where: NDArray[Any], change: Callable[[Tensor], Tensor])
     chosen = np.flatnonzero(where)
     if not len(chosen):
         return x
-    rows = _moved(chosen, x.device)
+    rows = moved_to(chosen, x.device)
     return x.index_copy_(0, rows, change(x.index_select(0, rows)))
 
 

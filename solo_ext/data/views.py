@@ -7,7 +7,7 @@ the training device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -300,6 +300,19 @@ class RawBatches(TrainingViews):
         return torch.tensor(served), pixels, torch.tensor(targets)
 
 
+def moved_to(values: NDArray[Any], device: torch.device) -> Tensor:
+    """An array as a tensor on ``device``; the host does not wait for the copy.
+
+    >>> moved_to(np.arange(3), torch.device("cpu"))
+    tensor([0, 1, 2])
+    """
+    tensor = torch.from_numpy(values)
+    if device.type == "cuda":
+        # Copying from memory that is not pinned would wait for the device.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 class HeldBatches(RawBatches):
     """Batches of images that are held in memory: the host's, or after :meth:`move` the GPU's.
 
@@ -359,10 +372,7 @@ class HeldBatches(RawBatches):
             # Use NumPy: indexing a tensor by rows takes several times as long.
             images = torch.from_numpy(self.pixels[rows]).contiguous()
             return self.served[asked], images, self.targets[rows]
-        places = torch.from_numpy(asked)
-        if self.pixels.is_cuda:
-            # Copying from memory that is not pinned would wait for the device.
-            places = places.pin_memory().to(self.pixels.device, non_blocking=True)
+        places = moved_to(asked, self.pixels.device)
         held = self.served, self.pixels, self.targets
         indices, images, targets = (values.index_select(0, places) for values in held)
         return indices, images, targets
