@@ -153,8 +153,11 @@ class _Watch:
         """Ends the thread."""
         _Watch.active = False
         signal.set_wakeup_fd(self._before)
-        os.close(self._write)
+        # Closing the pipe would not do: workers that this process has forked hold it open too.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, b"\0")
         self._thread.join()
+        os.close(self._write)
         os.close(self._read)
 
     def _wait(self) -> None:

@@ -229,3 +229,20 @@ def test_a_signal_of_a_forked_process_is_not_its_parent_s() -> None:
         return 7
 
     assert in_one_line(command, "start it again") == 7
+
+
+def test_a_process_that_outlives_its_command() -> None:
+    """Loader workers that are left inherit everything that the command has open."""
+    children = []
+
+    def command() -> int:
+        if not (child := os.fork()):
+            signal.pause()
+        children.append(child)
+        return 7
+
+    try:
+        assert in_one_line(command, "start it again") == 7
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
