@@ -57,7 +57,6 @@ Duration = (
 OnlineProtocol = Literal[
     "knn",
     "linear",
-    "linear_sgd",
     "lowshot",
     "clustering",
     "retrieval",

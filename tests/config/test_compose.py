@@ -57,6 +57,7 @@ def test_shipped_configs_are_all_there() -> None:
     assert "digits/debiased" in runs
 
 
+@pytest.mark.slow
 def test_statistics_in_a_config_apply_to_something() -> None:
     """Data sets with statistics of their own take none from a config."""
     root, applied, given = config_root() / "solo_ext", set(), set()
@@ -102,7 +103,14 @@ def of_the_data_at_hand(name: str, root: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", shipped_configs())
+# Those of a large data set say little that those of digits do not.
+READY = [
+    pytest.param(name, marks=[] if name.startswith(("digits/", "images/")) else pytest.mark.slow)
+    for name in shipped_configs()
+]
+
+
+@pytest.mark.parametrize("name", READY)
 def test_shipped_configs_are_ready(name: str, data_root: Path) -> None:
     config = compose(name, of_the_data_at_hand(name, data_root))
     need_method(config["method"])

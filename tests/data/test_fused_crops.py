@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,22 +59,25 @@ def both_forms(
     return plain, fused
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("height", "width", "size", "given"),
     [
         (32, 32, 32, ALL),
-        (32, 32, 32, {}),
-        (96, 96, 96, ALL),
-        (96, 64, 40, ALL),
-        (8, 8, 30, ALL),
         (40, 30, 24, ALL | WHOLE),
-        (32, 35, 32, ALL | WHOLE),
-        (32, 32, 32, {"color_jitter": {"prob": 1.0, "hue": 0.5}}),
-        (32, 32, 32, {"color_jitter": {"prob": 1.0, "contrast": 0.9, "saturation": 0.9}}),
-        (32, 32, 32, {"gaussian_blur": {"prob": 1.0}}),
-        (3, 3, 3, {"gaussian_blur": {"prob": 1.0}}),
-        (32, 32, 32, {"rrc": {"crop_min_scale": 0.001, "crop_max_scale": 0.01}}),
+        slow(32, 32, 32, {}),
+        slow(96, 96, 96, ALL),
+        slow(96, 64, 40, ALL),
+        slow(8, 8, 30, ALL),
+        slow(32, 35, 32, ALL | WHOLE),
+        slow(32, 32, 32, {"color_jitter": {"prob": 1.0, "hue": 0.5}}),
+        slow(32, 32, 32, {"color_jitter": {"prob": 1.0, "contrast": 0.9, "saturation": 0.9}}),
+        slow(32, 32, 32, {"gaussian_blur": {"prob": 1.0}}),
+        slow(3, 3, 3, {"gaussian_blur": {"prob": 1.0}}),
+        slow(32, 32, 32, {"rrc": {"crop_min_scale": 0.001, "crop_max_scale": 0.01}}),
     ],
 )
 def test_both_forms_agree(
@@ -83,6 +87,7 @@ def test_both_forms_agree(
     torch.testing.assert_close(fused, plain, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_every_draw_changes_the_kernel_s_view(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the comparison above is about what it says."""
     _, unchanged = both_forms(32, 32, 32, monkeypatch)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from filelock import FileLock
 
 from tests.conftest import KWARGS, made_images
 from tests.matrix.rows import BUILTIN
@@ -148,16 +147,10 @@ def sides(six_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     """Every built-in, and SimCLR with validation, with the plugin and without it."""
     jobs = {method: config(method, six_classes) for method in BUILTIN}
     jobs["validated"] = validated(six_classes)
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        # All workers of a test run have these minutes of training in common.
-        folder = folder.parent
+    folder = tmp_path_factory.mktemp("sides")
     both = Side(folder / "with"), Side(folder / "without", "--without")
-    with FileLock(folder / "sides.lock"):
-        if not (folder / "sides.done").exists():
-            for side in both:
-                side.run(jobs)
-            (folder / "sides.done").touch()
+    for side in both:
+        side.run(jobs)
     return both
 
 

@@ -316,6 +316,7 @@ def test_gradcheck(name: str, temperature: float) -> None:
     assert torch.autograd.gradcheck(lambda *z: LOSSES[name]([*z, *rest], temperature), inputs)
 
 
+@pytest.mark.slow
 @EVERY
 def test_compiles_to_one_graph(name: str) -> None:
     torch._dynamo.reset()

@@ -17,7 +17,7 @@ from solo_ext.core.types import FolderName
 from solo_ext.lab.evaluation.clusters import Clusters
 from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
 from solo_ext.lab.evaluation.label_free import Views
-from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot
+from solo_ext.lab.evaluation.linear import Linear, LowShot
 from solo_ext.lab.evaluation.models import EvalData, EvalRun
 from solo_ext.lab.evaluation.pictures import FeatureMap, Neighbors
 from solo_ext.lab.evaluation.protocol import Protocol, Row, files_of, measure, protocols_of
@@ -27,7 +27,6 @@ from solo_ext.lab.evaluation.supervised import Finetune, LinearAugmented
 _ON_ONE_DATA_SET: dict[str, type[Protocol]] = {
     "knn": KNN,
     "linear": Linear,
-    "linear_sgd": LinearSGD,
     "lowshot": LowShot,
     "clustering": Clustering,
     "retrieval": Retrieval,

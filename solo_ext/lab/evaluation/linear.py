@@ -1,13 +1,10 @@
-"""Linear probes of frozen features: by L-BFGS, on all or on few labels, and a sweep by SGD."""
+"""Linear probes of frozen features by L-BFGS, on all or on few labels."""
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -19,17 +16,14 @@ from scipy.stats import t as student_t
 from torch import Tensor
 
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.types import LearningRate, NonNegativeFloat, NonNegativeInt, PositiveInt
+from solo_ext.core.types import NonNegativeFloat, NonNegativeInt, PositiveInt
 from solo_ext.lab.evaluation.features import Features, Rows, refuse_non_finite
-from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row, accuracies, top1_top5_hits
+from solo_ext.lab.evaluation.protocol import FeatureProtocol, Row, accuracies
 
 logger = logging.getLogger(__name__)
 Holdout = Annotated[float, Gt(0), Lt(1)]
 Head = tuple[Tensor, Tensor]
 """Weight (C, D) and bias (C,)."""
-_MOMENTUM = 0.9
-_BLOCK = 4096
-"""Number of rows whose logits are computed at once."""
 
 
 class Linear(FeatureProtocol):
@@ -259,149 +253,3 @@ class LowShot(FeatureProtocol):
             half = float(student_t.ppf(0.975, self.draws - 1)) * std / self.draws**0.5
         mean = statistics.fmean(scores)
         return {"images": count, "acc1": mean, "std": std, "ci95": half, "draws": self.draws}
-
-
-class LinearSGD(FeatureProtocol):
-    """Settings of ``eval linear_sgd``: a grid of learning rates and penalties, trained in one pass.
-
-    Every classifier starts at zero and minimises ``mean CE(W x + b, y) + decay / 2 |W|^2`` by SGD
-    with momentum 0.9 and a cosine schedule, on the same batches: one matrix product gives the
-    logits of all. Rows are standardised batch by batch, so that the features are not copied.
-
-    Source:
-        The protocol of many heads in one pass: Oquab et al., 2023, arXiv 2304.07193.
-
-    >>> rows = torch.eye(2).repeat(5, 1), torch.arange(2).repeat(5)
-    >>> sweep = LinearSGD(epochs=3, sgd_batch_size=5)
-    >>> (found,) = sweep.measure(Features(rows, rows, ["cat", "dog"]))
-    >>> found["acc1"], found["learning_rate"], found["at_edge"]
-    (100.0, 0.0001, True)
-    """
-
-    title: ClassVar[str] = "Linear probe, SGD sweep"
-
-    learning_rate: Annotated[list[LearningRate], MinLen(1)] = [
-        *(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
-    ]
-    weight_decay: Annotated[list[NonNegativeFloat], MinLen(1)] = [0.0, 1e-3]
-    epochs: PositiveInt = 30
-    sgd_batch_size: PositiveInt = 256
-    holdout: Holdout = 0.2
-    seed: NonNegativeInt = 0
-
-    @torch.no_grad()
-    def measure(self, features: Features) -> list[Row]:
-        """One row: accuracies, and the chosen rate and penalty.
-
-        The chosen pair has the best top-1 on a stratified hold-out of the train rows,
-        ``held_out_acc1``; on a tie it is the smaller rate and the larger penalty. It is trained
-        again on all train rows. If no class has two train rows, the middle of both lists is taken.
-        The test rows influence no choice. ``at_edge`` says that the chosen rate is the largest or
-        smallest of several, so that the list should be widened; it is ``None`` without a hold-out.
-
-        >>> y = torch.arange(2).repeat(10)
-        >>> features = Features((torch.eye(2)[y], y), (torch.eye(2)[y], y), ["cat", "dog"])
-        >>> (row,) = LinearSGD(learning_rate=[0.1, 1.0], weight_decay=[0.0]).measure(features)
-        >>> row["acc1"], row["learning_rate"], row["at_edge"]
-        (100.0, 0.1, True)
-        """
-        (x, labels), (x_test, test_labels) = features.train, features.test
-        classes, y = torch.unique(labels, return_inverse=True)
-        every, held = torch.arange(len(y)), holdout_mask(y.cpu().numpy(), self.holdout, self.seed)
-        # On a tie, index() finds the first pair: the smallest rate, then the largest penalty.
-        rates = sorted(set(self.learning_rate))
-        decays = sorted(set(self.weight_decay), reverse=True)
-        grid = list(itertools.product(rates, decays))
-        chosen = (rates[(len(rates) - 1) // 2], decays[(len(decays) - 1) // 2])
-        best: float | None = None
-        if len(grid) > 1 and bool(held.any()):
-            fit = _Standardised(x, y, *_statistics(x, every[~held]))
-            heads = self._trained(fit, every[~held], len(classes), grid)
-            scores = [first for first, _ in _sweep_accuracies(fit, every[held], heads)]
-            best = max(scores)
-            chosen = grid[scores.index(best)]
-        whole = _Standardised(x, y, *_statistics(x, every))
-        head = self._trained(whole, every, len(classes), [chosen])
-        tested = _Standardised(x_test, _numbered(test_labels, classes), whole.mean, whole.std)
-        ((first, five),) = _sweep_accuracies(tested, torch.arange(len(x_test)), head)
-        several = len(rates) > 1
-        at_edge = several and chosen[0] in (rates[0], rates[-1])
-        row = {
-            "acc1": first,
-            "acc5": five,
-            "train_acc1": _sweep_accuracies(whole, every, head)[0][0],
-            "held_out_acc1": best,
-            "learning_rate": chosen[0],
-            "weight_decay": chosen[1],
-            "at_edge": None if several and best is None else at_edge,
-        }
-        return [row]
-
-    def _trained(
-        self,
-        data: _Standardised,
-        rows: Tensor,
-        num_classes: int,
-        grid: Sequence[tuple[float, float]],
-    ) -> tuple[Tensor, Tensor]:
-        """Trains the H classifiers of a grid; returns weights (D, H, C) and biases (H, C)."""
-        device, width, heads = data.mean.device, len(data.mean), len(grid)
-        rates, decays = torch.tensor(grid, device=device, dtype=torch.float32).T[..., None]
-        weight = torch.zeros(width, heads, num_classes, device=device)
-        bias = torch.zeros(heads, num_classes, device=device)
-        moved, moved_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-        steps, done = self.epochs * -(-len(rows) // self.sgd_batch_size), 0
-        rng = np.random.default_rng(self.seed)
-        for _ in range(self.epochs):
-            order = rows[torch.from_numpy(rng.permutation(len(rows)))]
-            for part in torch.split(order, self.sgd_batch_size):
-                x, y = data[part]
-                logits = (x @ weight.flatten(1)).view(len(x), heads, num_classes) + bias
-                slope = (logits.softmax(-1) - F.one_hot(y, num_classes)[:, None]) / len(x)
-                gradient = (x.T @ slope.flatten(1)).view_as(weight).add_(weight * decays)
-                moved.mul_(_MOMENTUM).add_(gradient)
-                moved_bias.mul_(_MOMENTUM).add_(slope.sum(0))
-                rate = rates * (0.5 * (1 + math.cos(math.pi * done / steps)))
-                weight -= rate * moved
-                bias -= rate * moved_bias
-                done += 1
-        return weight, bias
-
-
-@dataclass(frozen=True)
-class _Standardised:
-    """Features and classes; rows are standardised by ``mean`` and ``std`` as they are read."""
-
-    features: Tensor
-    targets: Tensor
-    mean: Tensor
-    std: Tensor
-
-    def __getitem__(self, which: Tensor) -> Rows:
-        which = which.to(self.mean.device)
-        return (self.features[which].float() - self.mean) / self.std, self.targets[which]
-
-
-def _statistics(features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    total = square = torch.zeros(features.shape[1], dtype=torch.float64, device=features.device)
-    for part in torch.split(rows.to(features.device), _BLOCK):
-        x = features[part].double()
-        total, square = total + x.sum(0), square + x.square().sum(0)
-    mean = total / len(rows)
-    std = (square / len(rows) - mean.square()).clamp_min(0).sqrt()
-    # Clamp: dividing by the deviation of a constant dimension would magnify rounding errors.
-    std = std.clamp_min(max(1e-4 * float(std.max()), 1e-30))
-    return mean.float(), std.float()
-
-
-def _sweep_accuracies(
-    data: _Standardised, rows: Tensor, heads: tuple[Tensor, Tensor]
-) -> list[tuple[float, float]]:
-    """Top-1 and top-5 accuracy of every classifier in percent."""
-    weight, bias = heads
-    hits = torch.zeros(len(bias), 2, device=bias.device)
-    for part in torch.split(rows, _BLOCK):
-        x, y = data[part]
-        logits = (x @ weight.flatten(1)).view(len(x), *bias.shape) + bias
-        hits += top1_top5_hits(logits, y[:, None]).sum(0)
-    return [(first, five) for first, five in (100 * hits / len(rows)).tolist()]

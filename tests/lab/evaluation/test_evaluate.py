@@ -181,7 +181,6 @@ def test_whole_numbers_are_their_own_and_names_are_numbered_by_their_order(
 ON_FEATURES = {n: k for n, k in PROTOCOLS.items() if issubclass(k, FeatureProtocol)}
 QUICK: dict[str, dict[str, Any]] = {
     "linear": {"weight_decay": [0.1]},
-    "linear_sgd": {"learning_rate": [0.03, 0.1], "weight_decay": [0.0], "epochs": 3},
     "lowshot": {"shots": [2], "fractions": [0.02], "draws": 2},
     "clustering": {"seeds": 2, "restarts": 1, "iterations": 10},
 }

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor, nn
+from torch import Tensor
 
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.evaluation import linear
-from solo_ext.lab.evaluation.features import Features, Rows
-from solo_ext.lab.evaluation.linear import Linear, LinearSGD, LowShot, _draw_labelled_rows
+from solo_ext.lab.evaluation.features import Features
+from solo_ext.lab.evaluation.linear import Linear, LowShot, _draw_labelled_rows
 from solo_ext.lab.evaluation.scores import Clustering
 
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -154,86 +154,6 @@ def test_constant_columns_and_a_large_offset_do_no_harm() -> None:
     assert found["acc1"] == expected["acc1"]
     collapsed = probe(torch.ones_like(x), y, torch.ones_like(x_test), y_test)
     assert collapsed["acc1"] == 25.0
-
-
-def sweep(train: Rows, test: Rows, **options: Any) -> dict[str, Any]:
-    settings = {"epochs": 3, "weight_decay": [0.0], **options}
-    return LinearSGD(**settings).measure(Features(train, test, []))[0]
-
-
-def test_sweep_at_once_is_each_by_itself(digits: Features) -> None:
-    """And each is torch's own SGD on torch's own linear layer."""
-    rows = torch.arange(len(digits.train[0]))
-    statistics = linear._statistics(digits.train[0], rows)
-    data = linear._Standardised(*digits.train, *statistics)
-    grid = [(0.01, 0.0), (0.1, 0.01), (0.3, 0.1)]
-    weight, bias = LinearSGD(epochs=2, sgd_batch_size=300)._trained(data, rows, 10, grid)
-    for place, (rate, decay) in enumerate(grid):
-        layer = nn.Linear(64, 10)
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
-        groups = [
-            {"params": [layer.weight], "weight_decay": decay},
-            {"params": [layer.bias], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.SGD(groups, lr=rate, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
-        rng = np.random.default_rng(0)
-        for _ in range(2):
-            order = torch.from_numpy(rng.permutation(1000))
-            for part in torch.split(order, 300):
-                x, y = data[part]
-                optimizer.zero_grad()
-                F.cross_entropy(layer(x), y).backward()
-                optimizer.step()
-                schedule.step()
-        torch.testing.assert_close(weight[:, place].T, layer.weight.detach(), rtol=1e-3, atol=1e-5)
-        torch.testing.assert_close(bias[place], layer.bias.detach(), rtol=1e-3, atol=1e-5)
-
-
-def test_sweep_chooses_by_training_rows_alone(digits: Features) -> None:
-    grid = {"learning_rate": [1e-5, 0.3, 1e-4], "weight_decay": [0.0, 0.01]}
-    found = sweep(digits.train, digits.test, **grid)
-    assert found["learning_rate"] == 0.3
-    x, y = digits.test
-    other = sweep(digits.train, (x, (y + 1) % 10), **grid)
-    for key in ("learning_rate", "weight_decay", "held_out_acc1", "train_acc1"):
-        assert other[key] == found[key]
-    assert other["acc1"] < 20 < 80 < found["acc1"] <= found["acc5"]
-
-
-def test_sweep_takes_the_smaller_rate_and_larger_penalty_on_a_tie() -> None:
-    rows = torch.tensor([[1.0], [-1.0]]).repeat(20, 1), torch.tensor([0, 1]).repeat(20)
-    grid = {"learning_rate": [0.5, 0.1], "weight_decay": [0.0, 1e-3]}
-    found = sweep(rows, rows, holdout=0.3, **grid)
-    assert (found["acc1"], found["learning_rate"], found["weight_decay"]) == (100, 0.1, 1e-3)
-
-
-def test_classes_and_dimensions_of_a_sweep_are_what_training_has(digits: Features) -> None:
-    """Numbers may have gaps, a class of test rows alone is never right, constants do no harm."""
-    (x, y), (x_test, y_test) = digits.train, digits.test
-    expected = sweep(digits.train, digits.test, learning_rate=[0.03])
-    assert expected["held_out_acc1"] is None
-    assert sweep((x, y * 7), (x_test, y_test * 7), learning_rate=[0.03]) == expected
-    padded = [(F.pad(x, (0, 2), value=3.0), y) for x, y in (digits.train, digits.test)]
-    assert sweep(*padded, learning_rate=[0.03]) == expected
-    partial = sweep((x[y != 3], y[y != 3]), digits.test, learning_rate=[0.03])
-    assert partial["acc5"] <= 100 * float((y_test != 3).float().mean())
-
-
-def first_of_each(rows: Rows) -> Rows:
-    x, y = rows
-    places = torch.stack([(y == c).nonzero()[0, 0] for c in range(10)])
-    return x[places], y[places]
-
-
-def test_nothing_to_choose_by_takes_the_middle(digits: Features) -> None:
-    """One row per class leaves none to hold out."""
-    (row,) = LinearSGD().measure(replace(digits, train=first_of_each(digits.train)))
-    assert (row["learning_rate"], row["weight_decay"]) == (0.01, 1e-3)
-    assert (row["at_edge"], row["held_out_acc1"]) == (None, None)
-    (one,) = LinearSGD(learning_rate=[0.1], weight_decay=[0.0]).measure(digits)
-    assert one["at_edge"] is False
 
 
 LABELS = np.array([0] * 10 + [1] * 40 + [2] * 7)

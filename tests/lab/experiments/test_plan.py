@@ -180,7 +180,13 @@ def test_a_baseline_has_the_backbone_of_the_rows_not_of_the_teacher(tiny: dict[s
     assert widths["random-backbone"] == widths["simclr"] != widths["teacher"]
 
 
-@pytest.mark.parametrize("name", shipped_benchmarks())
+FEW = ("digits", "demo", "cifar10", "claims_e1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in FEW else pytest.mark.slow) for n in shipped_benchmarks()],
+)
 def test_shipped_benchmarks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without their data; that of digits is there, and so is the last check of a config."""
     if name != "digits":
