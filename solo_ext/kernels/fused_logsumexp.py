@@ -15,8 +15,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from solo_ext.kernels.tables import Sweep
-
 _JOINED = 16
 """Number of shares that the second kernel reads at a time."""
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -195,20 +193,6 @@ def fused_logsumexp(
         num_warps=1,
     )
     return lse, largest, mean
-
-
-def fused_sums(
-    sweep: Sweep, query: Tensor, table: Tensor, wanted: bool
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Computes :func:`solo_ext.kernels.tables.tiled_sums` by the Triton kernels."""
-    rest = sweep.columns, sweep.log_weight, sweep.dtype or query.dtype, wanted
-    found = [fused_logsumexp(query, table, sweep.scale * p, *rest) for p in sweep.powers]
-    lse, largest, means = zip(*found, strict=True)
-    top = largest[0] if sweep.powers[0] == 1 else largest[0] / sweep.powers[0]
-    if len(found) == 1:
-        # For a single power, avoid the copies that stack makes.
-        return lse[0].unsqueeze(0), means[0].unsqueeze(0) if wanted else None, top
-    return torch.stack(lse), torch.stack(means) if wanted else None, top
 
 
 @fused_logsumexp.register_fake

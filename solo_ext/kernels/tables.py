@@ -260,8 +260,8 @@ def table_logsumexp(
         "plain": lambda query: plain_sums(sweep, query, table),
         "tiles": lambda query: with_slopes(tiled_sums, sweep, query, table),
     }
-    if ids is None and (fused := _fused_sums(query)):
-        forms["fused"] = lambda query: with_slopes(fused, sweep, query, table)
+    if ids is None and dispatch.has_fused(query):
+        forms["fused"] = lambda query: with_slopes(_fused_sums, sweep, query, table)
     count = len(table if columns is None else columns)
     details = columns is None, log_weight is None, len(powers), bounded, compute_dtype
     operation = "table_logsumexp" if ids is None else "table_logsumexp of others"
@@ -294,15 +294,23 @@ def table_mean(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tens
         "plain": plain,
         "tiles": lambda query: first(tiled_sums, query),
     }
-    if fused := _fused_sums(query):
-        forms["fused"] = lambda query: first(fused, query)
+    if dispatch.has_fused(query):
+        forms["fused"] = lambda query: first(_fused_sums, query)
     return dispatch.run("table_mean", forms, [query], len(table))
 
 
-def _fused_sums(query: Tensor) -> Sums | None:
-    if not dispatch.has_fused(query):
-        return None
+def _fused_sums(
+    sweep: Sweep, query: Tensor, table: Tensor, wanted: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Computes :func:`tiled_sums` by the Triton kernels."""
     # Import it only here: without Triton, the import would fail.
-    from solo_ext.kernels.fused_logsumexp import fused_sums
+    from solo_ext.kernels.fused_logsumexp import fused_logsumexp
 
-    return fused_sums
+    rest = sweep.columns, sweep.log_weight, sweep.dtype or query.dtype, wanted
+    found = [fused_logsumexp(query, table, sweep.scale * p, *rest) for p in sweep.powers]
+    lse, largest, means = zip(*found, strict=True)
+    top = largest[0] if sweep.powers[0] == 1 else largest[0] / sweep.powers[0]
+    if len(found) == 1:
+        # For a single power, avoid the copies that stack makes.
+        return lse[0].unsqueeze(0), means[0].unsqueeze(0) if wanted else None, top
+    return torch.stack(lse), torch.stack(means) if wanted else None, top

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
-from solo_ext.lab.cli.commands import say, show
+from solo_ext.lab.cli.output import say, show
 from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, RayLauncher, SlurmLauncher
 from solo_ext.lab.experiments.pace import Pace
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan

@@ -9,17 +9,13 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-from rich.text import Text
-
 from solo_ext.core.errors import UserError, show_messages
 from solo_ext.core.registry import Entry
+from solo_ext.lab.cli.output import progress_bars, say, show
 
 _MOST_NAMES = 10
 """Most unreadable images that are named on the terminal."""
@@ -225,7 +221,7 @@ def _eval(args: argparse.Namespace) -> Any:
     settings = OmegaConf.create({})
     apply_overrides(settings, parse(args.overrides))
     plain: Any = OmegaConf.to_container(settings)
-    with _progress_bars() as progress:
+    with progress_bars() as progress:
         if args.protocol == SUITE:
             record = evaluate_suite(args.run, plain, progress)
         else:
@@ -293,7 +289,7 @@ def _embed(args: argparse.Namespace) -> Any:
     apply_overrides(settings, parse(overrides))
     plain: Any = OmegaConf.to_container(settings)
     show_messages()
-    with _progress_bars() as progress:
+    with progress_bars() as progress:
         done = embed(args.run, images, args.out, plain, progress)
     shown = done.unreadable[:_MOST_NAMES]
     for name in shown:
@@ -320,7 +316,7 @@ def _report(args: argparse.Namespace) -> Any:
     plain: Any = OmegaConf.to_container(settings)
     show_messages()
     out = Path(args.out) if args.out else None
-    with _progress_bars() as progress:
+    with progress_bars() as progress:
         page = report(
             args.run, images, out=out, settings=plain, samples=args.samples, progress=progress
         )
@@ -364,7 +360,7 @@ def _data(args: argparse.Namespace) -> Any:
     kind = create_model("Conversion", __base__=Section, data=(Images, ...))
     checked: Any = validated(kind, given)
     images = open_images(checked.data, args.split)
-    with _progress_bars() as progress:
+    with progress_bars() as progress:
         report = functools.partial(progress, "images")
         done = convert(images, Path(args.out), args.shard_mb << 20, report)
     for name in done.unreadable:
@@ -393,59 +389,3 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "export": _export,
     "report": _report,
 }
-
-
-def say(args: argparse.Namespace, line: str) -> None:
-    """Prints a line, unless ``--json`` asks for a document.
-
-    >>> say(argparse.Namespace(json=False), "3 of 4 runs are done")
-    3 of 4 runs are done
-    >>> say(argparse.Namespace(json=True), "3 of 4 runs are done")
-    """
-    if not args.json:
-        Console(highlight=False, soft_wrap=True, markup=False).print(line)
-
-
-def show(args: argparse.Namespace, title: str, rows: list[dict[str, Any]]) -> None:
-    """Prints a table (a single row as a column), unless ``--json`` asks for a document.
-
-    >>> show(argparse.Namespace(json=True), "methods", [{"name": "pcl"}])
-    """
-    if args.json:
-        return
-    # Use Text, because brackets in a path or an error must not be read as markup.
-    table = Table(title=Text(title), title_justify="left", show_header=len(rows) > 1)
-    if len(rows) == 1:
-        # One row of many numbers is wider than a terminal, so show it as a column.
-        for key, value in rows[0].items():
-            table.add_row(Text(key.replace("_", " ")), Text(_cell(value)))
-    else:
-        for key in rows[0]:
-            # Never break a name into lines: configs have to spell it exactly.
-            table.add_column(Text(key.replace("_", " ")), no_wrap=key == "name")
-        for row in rows:
-            table.add_row(*(Text(_cell(v)) for v in row.values()))
-    Console().print(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(map(_cell, value))
-    return "-" if value is None else str(value)
-
-
-@contextlib.contextmanager
-def _progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows progress bars; yields a function of the task's name, batches done and total."""
-    console = Console(stderr=True)
-    tasks: dict[str, Any] = {}
-    with Progress(console=console, transient=True, disable=not console.is_interactive) as bars:
-
-        def progress(part: str, done: int, total: int) -> None:
-            if part not in tasks:
-                tasks[part] = bars.add_task(part, total=total)
-            bars.update(tasks[part], completed=done)
-
-        yield progress

@@ -19,7 +19,7 @@ from PIL import Image
 from solo_ext import __version__, host
 from solo_ext.host import detect
 from solo_ext.host.backbones import build_backbone
-from solo_ext.lab.cli import commands
+from solo_ext.lab.cli import commands, output
 from solo_ext.losses import LOSSES
 from solo_ext.methods import METHODS
 from solo_ext.pretrained.exported import load_exported
@@ -253,10 +253,10 @@ def test_table_is_text_with_rounded_numbers(
         {"name": "[/b] of [red]runs[/red]", "value": -12.3456789, "small": -0.00123456789},
         {"name": "plain", "value": 87.5, "small": None},
     ]
-    commands.show(argparse.Namespace(json=False), "suite: [/b] x", rows)
+    output.show(argparse.Namespace(json=False), "suite: [/b] x", rows)
     monkeypatch.setenv("COLUMNS", "60")
     wide = [{f"number_{n}_of_many": float(n) for n in range(12)}]
-    commands.show(argparse.Namespace(json=False), "geometry", wide)
+    output.show(argparse.Namespace(json=False), "geometry", wide)
     shown = capsys.readouterr().out
     for text in ("suite: [/b] x", "[/b] of [red]runs[/red]", "-12.35", "-0.001235", "87.50"):
         assert text in shown
