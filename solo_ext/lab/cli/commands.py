@@ -9,12 +9,11 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from solo_ext.core.errors import UserError, show_messages
-from solo_ext.core.registry import Entry
 from solo_ext.lab.cli.output import progress_bars, say, show
 
 _MOST_NAMES = 10
@@ -56,46 +55,32 @@ def _first_process() -> bool:
 
 
 def _methods(args: argparse.Namespace) -> Any:
-    from solo_ext import host, register
-    from solo_ext.methods import METHODS
+    from solo_ext.host import detect
+    from solo_ext.lab.cli.listing import listed_methods
 
-    register()
-    loaded = host.load()
-    rows = [_row(entry, loaded.methods) for entry in METHODS.values()]
-    ours = {row["name"] for row in rows}
-    rows += [
-        {"name": name, "origin": "solo-learn", "paper": "", "year": "", "arxiv": ""}
-        for name in loaded.methods
-        if name not in {"base", "linear"} | ours
-    ]
-    rows.sort(key=lambda row: str(row["name"]))
-    show(args, f"methods (solo-learn {loaded.info.generation})", rows)
+    host = detect()
+    rows = listed_methods(host)
+    show(args, f"methods (solo-learn {host.generation})", rows)
     return rows
 
 
 def _losses(args: argparse.Namespace) -> Any:
     from solo_ext.losses import LOSSES
-    from solo_ext.plugin import LOSS_GROUP, load_entry_points
+    from solo_ext.plugin import LOSS_GROUP, Unavailable, load_entry_points
 
     load_entry_points(LOSS_GROUP, LOSSES)
-    rows = [_row(entry, {}) for entry in LOSSES.values()]
+    rows = [
+        {
+            "name": entry.name,
+            "origin": entry.origin,
+            "paper": t.message if isinstance(t := entry.target, Unavailable) else entry.paper,
+            "year": entry.year or "",
+            "arxiv": entry.arxiv,
+        }
+        for entry in LOSSES.values()
+    ]
     show(args, "losses, in solo_ext.losses and solo.losses", rows)
     return rows
-
-
-def _row(entry: Entry[Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Row of a method or loss; its name has the origin if ``table`` has another of that name."""
-    from solo_ext.plugin import Unavailable
-
-    missing = entry.target.message if isinstance(entry.target, Unavailable) else ""
-    own = table.get(entry.name, entry.target) is entry.target
-    return {
-        "name": entry.name if own else f"{entry.origin}/{entry.name}",
-        "origin": entry.origin,
-        "paper": missing or entry.paper,
-        "year": entry.year or "",
-        "arxiv": entry.arxiv,
-    }
 
 
 def _doctor(args: argparse.Namespace) -> Any:
