@@ -37,7 +37,7 @@ PUBLISHED = ROOT / "results" / "published.csv"
 SLOTS = ROOT / "results" / "cifar10_slots"
 FOLDERS = [ROOT / "results" / name for name in ("digits", "cifar10-cpu")]
 CLAIMS = ROOT / "results" / "claims"
-EVALUATE = ROOT / "docs" / "guides" / "evaluate.md"
+WITHOUT_LABELS = ROOT / "docs" / "guides" / "measures-without-labels.md"
 DISTIL = ROOT / "docs" / "guides" / "distil.md"
 LABEL_FREE = ROOT / "results" / "label_free"
 DISTILLATION = ROOT / "results" / "distillation_imagenette"
@@ -75,7 +75,9 @@ def files() -> dict[Path, str]:
     return {
         PAGE: updated(PAGE.read_text(), "\n\n".join(parts)),
         README: readme,
-        EVALUATE: updated(EVALUATE.read_text(), label_free_section(read_results(LABEL_FREE))),
+        WITHOUT_LABELS: updated(
+            WITHOUT_LABELS.read_text(), label_free_section(read_results(LABEL_FREE))
+        ),
         DISTIL: updated(DISTIL.read_text(), distillation_section(DISTILLATION)),
         **pictures,
     }

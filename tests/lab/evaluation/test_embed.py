@@ -355,7 +355,7 @@ def test_read_by_pandas_and_duckdb(pcl: Path, images: Path, tmp_path: Path) -> N
 
 
 def guide() -> str:
-    return (Path(__file__).parents[3] / "docs/guides/embed.md").read_text()
+    return (Path(__file__).parents[3] / "docs/guides/use-embeddings.md").read_text()
 
 
 def test_snippets_of_the_guide(pcl: Path, images: Path, tmp_path: Path) -> None:
