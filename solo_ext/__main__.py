@@ -127,7 +127,10 @@ def _check(cfg: Any) -> None:
     methods = host.load().methods
     if cfg.method not in methods:
         raise ConfigError(
-            "method", cfg.method, "unknown method", suggest_name(cfg.method, methods, show=40)
+            "method",
+            cfg.method,
+            "unknown method",
+            suggest_name(cfg.method, methods, all_in="`solo-ext methods`"),
         )
     size = cfg.augmentations[0].crop_size
     check_large_crops(

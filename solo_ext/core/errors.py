@@ -148,10 +148,14 @@ def disk_errno(error: BaseException) -> int | None:
     return next((number for number in _OF_THE_SYSTEM if os.strerror(number) in text), None)
 
 
-def suggest_name(name: str, valid: Iterable[str], *, show: int = 12) -> str:
+_NEAREST = 5
+
+
+def suggest_name(name: str, valid: Iterable[str], *, show: int = 12, all_in: str = "") -> str:
     """Says which valid name is closest to ``name``, and lists them: if over ``show``, the nearest.
 
-    Case is ignored, and a hyphen equals an underscore.
+    At most five are listed then, and ``all_in`` says where all of them stand. Case is ignored, and
+    a hyphen equals an underscore.
 
     >>> suggest_name("sim-clr", ["byol", "dino", "simclr"])
     "did you mean 'simclr'? allowed: byol, dino, simclr"
@@ -167,8 +171,10 @@ def suggest_name(name: str, valid: Iterable[str], *, show: int = 12) -> str:
         return guess
     listed = ", ".join(names)
     if len(names) > show:
-        near = difflib.get_close_matches(name.lower().replace("-", "_"), plain, n=show, cutoff=0)
-        listed = ", ".join([*(plain[one] for one in near), f"... ({len(names)} in all)"])
+        most = min(show, _NEAREST)
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), plain, n=most, cutoff=0)
+        where = f": {all_in}" if all_in else ""
+        listed = ", ".join([*(plain[one] for one in near), f"... ({len(names)} in all{where})"])
     return f"{guess} allowed: {listed}".strip() if names else "nothing is allowed here"
 
 

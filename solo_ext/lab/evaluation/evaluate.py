@@ -168,7 +168,7 @@ def evaluate(
     (2, [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}])
     """
     if protocol not in PROTOCOLS:
-        names = suggest_name(protocol, (*PROTOCOLS, SUITE), show=40)
+        names = suggest_name(protocol, (*PROTOCOLS, SUITE), all_in="docs/guides/evaluate.md")
         raise ConfigError("protocol", protocol, "unknown protocol", names)
     shared, own = read_settings(PROTOCOLS[protocol], settings or {})
     context = open_context(str(path), shared, progress)

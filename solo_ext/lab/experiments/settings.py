@@ -211,7 +211,7 @@ class BenchmarkSettings(Section):
             for of in ("budget", "teacher_budget"):
                 value = getattr(stage, of)
                 if value is not None and value not in self.budgets:
-                    remedy = suggest_name(value, self.budgets, show=40)
+                    remedy = suggest_name(value, self.budgets)
                     raise ConfigError(f"{key}.{of}", value, "no such budget", remedy)
             if stage.near is not None and not self.headline:
                 problem = "rows are compared by the first headline score"
@@ -237,7 +237,7 @@ class BenchmarkSettings(Section):
         """Refuses the name of a row that does not exist."""
         for name in names:
             if name not in self.rows:
-                raise ConfigError(key, name, "no such row", suggest_name(name, self.rows, show=40))
+                raise ConfigError(key, name, "no such row", suggest_name(name, self.rows))
 
     def _check_measure(self, key: str, measure: str) -> None:
         """Refuses a score that no protocol gives; names start with the protocol: ``knn_acc5``."""
@@ -286,7 +286,7 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
     if file.suffix not in (".yaml", ".yml"):
         file = config_root() / "solo_ext" / "benchmark" / f"{name}.yaml"
     if not is_file(file):
-        remedy = suggest_name(name, shipped_benchmarks(), show=40)
+        remedy = suggest_name(name, shipped_benchmarks())
         raise ConfigError("CONFIG", name, "no such benchmark", remedy)
     given = read_yaml(file)
     if not isinstance(given, dict):

@@ -153,7 +153,10 @@ def plan_run(
     known = [n.partition("/")[2] for n in shipped_configs() if n.startswith(f"{FOLDER}/")]
     if method not in known:
         raise ConfigError(
-            "--method", method, "unknown method", suggest_name(method, known, show=40)
+            "--method",
+            method,
+            "unknown method",
+            suggest_name(method, known, all_in="`solo-ext methods`"),
         )
     # A group of configs, such as `solo_ext/augmentations@augmentations=cifar`, has a package.
     given = {one.package or one.key_or_group: one.value() for one in parse(overrides)}

@@ -192,7 +192,9 @@ def _method(loaded: host.Host, name: str) -> type[Any]:
             f"solo-learn {loaded.info.generation} does not have it, only its main branch does",
             "put a checkout of main on PYTHONPATH, or choose another method",
         )
-    raise ConfigError("method", name, "unknown method", suggest_name(name, usable, show=40))
+    raise ConfigError(
+        "method", name, "unknown method", suggest_name(name, usable, all_in="`solo-ext methods`")
+    )
 
 
 def _momentum(run: RunConfig, method: type[Any]) -> Momentum | None:
@@ -448,5 +450,5 @@ def _dry_run(run: Callable[[A], R], argument: A) -> R:
 def _unknown_argument(model: nn.Module, key: str, kwargs: Mapping[str, Any]) -> ConfigError:
     parameters = inspect.signature(type(model).__init__).parameters.values()
     valid = {p.name for p in parameters if p.default is not p.empty} | {"small_stem"}
-    remedy = suggest_name(key, valid - _FIXED, show=40)
+    remedy = suggest_name(key, valid - _FIXED)
     return ConfigError(f"backbone.kwargs.{key}", kwargs[key], "unknown key", remedy)
