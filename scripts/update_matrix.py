@@ -29,29 +29,29 @@ CHECKS = {
 }
 HEAD = """# Every method by every check
 
-This page shows which checks each method passes. `python scripts/update_matrix.py` writes it from the
-records of `pytest -m matrix` in [results/matrix](../../results/matrix). Every test run includes a
-subset of these checks.
+This page shows which checks each method passes. `python scripts/update_matrix.py` writes it from
+the records of `pytest -m matrix` in [results/matrix](../../results/matrix). Every test run includes
+a subset of these checks.
 
 | word | meaning |
 |---|---|
 | equal | the stopped and resumed run ends as the uninterrupted run does, to the last bit |
 | close | several processes end with the weights of one process on the joined batch |
-| agree | several processes end with the same weights, but other ones than one process. The note says why |
-| refused | the command ends with an error before it trains. The note quotes it |
+| agree | several processes end with the same weights, but not with those of one; the note says why |
+| refused | the command ends with an error before it trains; the note quotes it |
 
 - **One process.** The runs have three epochs of six steps on a CPU, with a checkpoint after each
-  epoch. AMP, accumulation, multi-crop and DALI are stopped within the second epoch. The check compares
-  weights, optimiser, schedules, state, random generators, the place in the data and logged metrics. A
-  kill may come at any moment of a process, even while it starts.
+  epoch. Under AMP, accumulation, multi-crop and DALI they are stopped within the second epoch. The
+  check compares weights, optimiser, schedules, state, random generators, the place in the data and
+  logged metrics. A kill may come at any moment of a process, even while it starts.
 - **Several processes** (gloo). Two steps without batch norm are compared with one process on the
-  joined batch. For "close", the weights of all processes are the same, and they differ from those of
-  one process by less than a hundredth of what the steps changed. Queues, support sets, prototypes and
-  assignments must be the same too, row by row once the images are in one order. SwAV's processes
-  queue their own images, so their queues are compared together.
+  joined batch. "close" means that all processes have the same weights, which differ from those of
+  the one process by less than a hundredth of what the steps changed. Queues, support sets,
+  prototypes and assignments must be those of the one process too, row by row once the images are in
+  one order. SwAV's processes queue their own images, so all of their queues are compared together.
 - **On a GPU.** float16 needs a GPU. On an H200 (`pytest -m gpu`) each of the plugin's nine methods
-  trained in float32, bfloat16 and float16. DALI gave the images that it gives on a CPU, to less than
-  two grey levels on the mean. NCCL was not run.
+  trained in float32, bfloat16 and float16. DALI gave the images that it gives on a CPU, to less
+  than two grey levels on the mean. NCCL was not run.
 """
 
 
@@ -105,7 +105,8 @@ def section(record: dict[str, Any]) -> str:
         f"({kills['how']}; {_versions(kills)})."
     )
     workers = " ".join(
-        f"`{method}` with {', '.join(sorted(numbers))} workers by {start_method} equals a run without."
+        f"`{method}` with {', '.join(sorted(numbers))} workers by {start_method} equals a run "
+        "without workers."
         for method, by in record["workers"].items()
         for start_method, numbers in by.items()
     )
