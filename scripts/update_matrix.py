@@ -37,7 +37,7 @@ a subset of these checks.
 |---|---|
 | equal | the stopped and resumed run ends as the uninterrupted run does, to the last bit |
 | close | several processes end with the weights of one process on the joined batch |
-| agree | several processes end with the same weights, but not with those of one; the note says why |
+| agree | several processes end with the same weights, but not with those of one (see note) |
 | refused | the command ends with an error before it trains; the note quotes it |
 
 - **One process.** The runs have three epochs of six steps on a CPU, with a checkpoint after each
