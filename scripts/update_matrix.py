@@ -29,24 +29,29 @@ CHECKS = {
 }
 HEAD = """# Every method by every check
 
-Written by `python scripts/update_matrix.py` from the records of `pytest -m matrix` in
-[results/matrix](../../results/matrix); every test run includes a subset of it.
+This page shows which checks each method passes. `python scripts/update_matrix.py` writes it from
+the records of `pytest -m matrix` in [results/matrix](../../results/matrix). Every test run includes
+a subset of these checks.
 
-- Runs of three epochs of six steps with a checkpoint after each, on a CPU. **equal**: stopped and
-  resumed (AMP, accumulation, multi-crop, DALI: within the second epoch) the run ends with the same
-  weights, optimiser, schedules, state, random generators, place in the data and logged metrics as
-  one left alone, to the last bit. A kill may come at any moment of a
-  process, during its start too.
-- Several processes (gloo): two steps without batch norm against one process on the joined batch.
-  **close**: every process ends with the same weights, which are those of the one to less than a
-  hundredth of what the steps changed; queues, support sets, prototypes and assignments are those
-  of the one too, row by row once the images are in one order (of SwAV, whose processes queue their
-  own images, all queues together). **agree**: every process ends with the same weights, but not
-  with those of the joined batch, for the reason given.
-- **refused**: ends with an error before it trains.
-- float16 needs a GPU. On one (H200, `pytest -m gpu`) each of the plugin's nine methods trained in
-  float32, bfloat16 and float16, and DALI gave the images that it gives on a CPU, to less than two
-  grey levels on the mean; NCCL was not run.
+| word | meaning |
+|---|---|
+| equal | the stopped and resumed run ends as the uninterrupted run does, to the last bit |
+| close | several processes end with the weights of one process on the joined batch |
+| agree | several processes end with the same weights, but not with those of one (see note) |
+| refused | the command ends with an error before it trains; the note quotes it |
+
+- **One process.** The runs have three epochs of six steps on a CPU, with a checkpoint after each
+  epoch. Under AMP, accumulation, multi-crop and DALI they are stopped within the second epoch. The
+  check compares weights, optimiser, schedules, state, random generators, the place in the data and
+  logged metrics. A kill may come at any moment of a process, even while it starts.
+- **Several processes** (gloo). Two steps without batch norm are compared with one process on the
+  joined batch. "close" means that all processes have the same weights, which differ from those of
+  the one process by less than a hundredth of what the steps changed. Queues, support sets,
+  prototypes and assignments must be those of the one process too, row by row once the images are in
+  one order. SwAV's processes queue their own images, so all of their queues are compared together.
+- **On a GPU.** float16 needs a GPU. On an H200 (`pytest -m gpu`) each of the plugin's nine methods
+  trained in float32, bfloat16 and float16. DALI gave the images that it gives on a CPU, to less
+  than two grey levels on the mean. NCCL was not run.
 """
 
 
@@ -96,11 +101,12 @@ def section(record: dict[str, Any]) -> str:
     kills = record["kills"]
     survived = (
         f"A run of PCL on digits was killed (`kill -9`) at {kills['number']} moments and resumed "
-        "each time: it ended with the same weights, state and log as one left alone "
+        "each time. It ended with the weights, state and log of an uninterrupted run "
         f"({kills['how']}; {_versions(kills)})."
     )
     workers = " ".join(
-        f"`{method}` with {', '.join(sorted(numbers))} workers by {start_method}: equal to none."
+        f"`{method}` with {', '.join(sorted(numbers))} workers by {start_method} equals a run "
+        "without workers."
         for method, by in record["workers"].items()
         for start_method, numbers in by.items()
     )

@@ -40,7 +40,7 @@ def test_every_word_but_equal_and_close_has_its_reason(record: dict[str, Any]) -
 def test_cells_of_other_code_are_named(record: dict[str, Any]) -> None:
     record["cells"]["simclr"]["DALI"] = cell("equal", commit="bbbb")
     *_, made_with, _, kills, _, workers = PAGE["section"](record).splitlines()
-    assert workers == "`pcl` with 1, 2 workers by spawn: equal to none."
+    assert workers == "`pcl` with 1, 2 workers by spawn equals a run without workers."
     usual, others = made_with.split("; ")
     assert "100 moments" in kills
     assert "7 past a checkpoint; solo_ext aaaa," in kills
