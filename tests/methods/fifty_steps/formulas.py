@@ -77,10 +77,9 @@ def against_the_batch(
     return mean(losses)
 
 
-def mixtures(query: Tensor, queue: Tensor, num_hard: int, draws: Any, i: int) -> list[Tensor]:
+def mixtures(query: Tensor, queue: Tensor, draws: Any, i: int) -> list[Tensor]:
     """Eq. 4 and 5 of MoCHi for query i, by drawn ranks among its hardest negatives."""
-    order = sorted(range(len(queue)), key=lambda row: -float(dot(query.detach(), queue[row])))
-    hard = [queue[row] for row in order[:num_hard]]
+    hard = sorted(queue, key=lambda row: -float(dot(query.detach(), row)))
     found = []
     for (a, b), alpha in zip(draws.pair_indices[i], draws.alpha[i], strict=True):
         found.append(unit(alpha * hard[a] + (1 - alpha) * hard[b]))
@@ -98,7 +97,7 @@ def against_a_queue(
     for i, (query, key) in enumerate(zip(units(queries), keys, strict=True)):
         negatives = list(queue)
         if draws is not None:
-            negatives += mixtures(query, queue, int(constants["num_hard"]), draws, i)
+            negatives += mixtures(query, queue, draws, i)
         s_p = dot(query, key) / temperature
         s_k = torch.stack([dot(query, n) for n in negatives]) / temperature
         mass = negative_mass(s_p, s_k, temperature, tau, beta)
@@ -173,21 +172,19 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 def kmeans(features: Rows, count: int) -> list[int]:
     """The clustering of the lowest objective that Lloyd's iterations find from any start."""
-    best, lowest = list[int](), math.inf
-    for start in itertools.combinations(range(len(features)), count):
-        middles, own = [features[row] for row in start], list[int]()
+    x, best, lowest = torch.stack(list(features)), list[int](), math.inf
+    for start in itertools.combinations(range(len(x)), count):
+        middles, own = x[list(start)], list[int]()
         while True:
-            apart = [[float(squared_distance(x, m)) for m in middles] for x in features]
-            now = [min(range(count), key=row.__getitem__) for row in apart]
-            if now == own:
+            apart = ((x.unsqueeze(1) - middles) ** 2).sum(2)
+            now = apart.argmin(1).tolist()
+            if now == own or len(set(now)) < count:
                 break
             own = now
-            if len(set(own)) < count:
-                break
-            middles = means_of(features, own, count)
-        objective = sum(row[c] for row, c in zip(apart, own, strict=True))
-        if objective < lowest and len(set(own)) == count:
-            best, lowest = own, objective
+            middles = torch.stack(means_of(features, own, count))
+        objective = float(apart.amin(1).sum())
+        if objective < lowest and len(set(now)) == count:
+            best, lowest = now, objective
     return best
 
 
@@ -255,21 +252,26 @@ def soft_nearest_neighbor(views: Sequence[Tensor], temperature: float) -> Tensor
     return mean(losses)
 
 
-def hardest_triplets(views: Sequence[Tensor], margin: float) -> Tensor:
-    """Of every crop, the image's other crop and the nearest crop of another image."""
+def semi_hard_triplets(views: Sequence[Tensor], margin: float) -> Tensor:
+    """Of every crop, the image's other crop, and another image's: the nearest beyond that.
+
+    If none lies beyond, it is the farthest (FaceNet, as public code completes it).
+    """
     rows, losses = [units(view) for view in views], []
     for image in range(len(rows[0])):
         for own, other in itertools.permutations(range(len(rows)), 2):
             anchor = rows[own][image]
             near = squared_distance(anchor, rows[other][image])
-            far = [
-                squared_distance(anchor, n)
-                for view in rows
-                for j, n in enumerate(view)
-                if j != image
-            ]
-            losses.append(torch.clamp(near - min(far, key=float) + margin, min=0))
+            # Both are of the same crop: augmentation does not tell them apart.
+            far = [squared_distance(anchor, n) for j, n in enumerate(rows[other]) if j != image]
+            beyond = [d for d in far if float(d.detach()) > float(near.detach())]
+            chosen = min(beyond, key=_value) if beyond else max(far, key=_value)
+            losses.append(torch.clamp(near - chosen + margin, min=0))
     return mean(losses)
+
+
+def _value(x: Tensor) -> float:
+    return float(x.detach())
 
 
 def arcface(
@@ -282,7 +284,7 @@ def arcface(
             cosines = [dot(x, w) for w in classes]
             theta = torch.arccos(cosines[label])
             target = torch.cos(theta + margin)
-            if float(theta) > math.pi - margin:
+            if _value(theta) > math.pi - margin:
                 target = cosines[label] - margin * math.sin(margin)
             logits = [target if c == label else s for c, s in enumerate(cosines)]
             losses.append(-torch.log(softmax(scale * torch.stack(logits))[label]))

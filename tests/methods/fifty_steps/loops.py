@@ -151,7 +151,8 @@ class Queues(Loop):
         if self.step == 0:
             self.places = [0, 0]
         losses = []
-        for place, (query, key) in enumerate(((0, 1), (1, 0))):
+        # Mixtures are drawn for the first queue before those for the second.
+        for place, (query, key) in enumerate(((1, 0), (0, 1))):
             draws = self.given.get("draws")
             drawn = draws[2 * self.step + place] if draws else None
             queue = self.w[f"queues.{key}.value"]
@@ -181,9 +182,7 @@ class Neighbours(Loop):
         losses = []
         for own, other in ((0, 1), (1, 0)):
             found = [formulas.nearest(row, support) for row in z[own].detach()]
-            losses.append(
-                formulas.rows_and_columns(found, q[other], self.constants["temperature"])
-            )
+            losses.append(formulas.rows_and_columns(found, q[other], self.constants["temperature"]))
         return formulas.mean(losses)
 
     def after(self) -> None:
@@ -199,15 +198,16 @@ class Clusters(Loop):
 
     def loss(self) -> Tensor:
         c = self.constants
-        z = self.embed(self.views[0])
-        self.keys = formulas.units(self.key(self.views[1]))
         if self.step == 0:
             self.place = 0
+        # Before the keys of this step, with which the running statistics of batch norm move.
+        if self.epoch >= c["warmup_epochs"] and self.step % self.steps_per_epoch == 0:
+            self.clusterings = self._e_step()
+        z = self.embed(self.views[0])
+        self.keys = formulas.units(self.key(self.views[1]))
         info = formulas.against_a_queue(z, self.keys, self.w["queues.0.value"], c)
         if self.epoch < c["warmup_epochs"]:
             return info
-        if self.step % self.steps_per_epoch == 0:
-            self.clusterings = self._e_step()
         terms = []
         for m, (prototypes, phi, own) in enumerate(self.clusterings):
             mine = [own[i] for i in self.given["indices"]]
@@ -340,11 +340,11 @@ class SoftNearestNeighbor(Loop):
 
 
 class Triplets(Loop):
-    """With the hardest negatives."""
+    """With semi-hard negatives."""
 
     def loss(self) -> Tensor:
         z = [self.embed(view) for view in self.views]
-        return formulas.hardest_triplets(z, self.constants["margin"])
+        return formulas.semi_hard_triplets(z, self.constants["margin"])
 
 
 class ArcFace(Loop):
@@ -364,5 +364,6 @@ class Alignment(Loop):
 
     def loss(self) -> Tensor:
         z = [self.embed(view) for view in self.views]
-        rows = [row for view in z for row in formulas.units(view)]
-        return formulas.alignment(z) + self.constants["weight"] * formulas.uniformity(rows)
+        # Of each crop by itself, as Wang and Isola have it: no image is compared with itself.
+        spread = formulas.mean([formulas.uniformity(formulas.units(view)) for view in z])
+        return formulas.alignment(z) + self.constants["uniformity_weight"] * spread

@@ -13,6 +13,11 @@ EPS, STATISTICS_MOMENTUM = 1e-5, 0.1
 """Of batch norm, as every library has them."""
 
 
+def backbone(norm: bool) -> list[str]:
+    """A small MLP, with batch norm or with a layer that does nothing in its place."""
+    return ["flatten", "linear", "norm" if norm else "nothing", "tanh", "linear"]
+
+
 def head(layers: int, norm: bool, last_norm: bool = False) -> list[str]:
     """Linear layers with batch norm and ReLU between them."""
     hidden = ["linear", "norm", "relu"] if norm else ["linear", "relu"]

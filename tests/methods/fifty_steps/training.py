@@ -1,9 +1,13 @@
-"""What the package trains in fifty steps: methods on a tiny network, and one batch of views."""
+"""What the package trains in fifty steps: methods on a tiny network, and one batch of views.
+
+Processes of a run import this too, and nothing else of the tests is theirs to import.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +22,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 from solo_ext.lab.training.prepare import prepare
-from solo_ext.losses.mochi import draw_mixes
+from solo_ext.losses.contrastive import Mixing
+from solo_ext.losses.mochi import MixDraws, draw_mixes
 from solo_ext.methods import negatives
-from tests.methods.contrastive_ranks import from_the_hardest_down
 
 EPOCHS, STEPS_PER_EPOCH = 5, 10
 STEPS = EPOCHS * STEPS_PER_EPOCH
@@ -41,12 +45,23 @@ State = dict[str, Tensor]
 
 
 class Trained(NamedTuple):
-    """What a training run started from, its losses and what it ended with."""
+    """A training run.
+
+    Attributes:
+        start: weights and tables before the first step.
+        losses: of each step.
+        end: weights and tables after the last.
+        draws: of mixtures, for one queue after the other.
+        lots: prototypes that a step drew, of each granularity.
+        assignments: clusters of the images at the start of each epoch.
+    """
 
     start: State
     losses: list[float]
     end: State
     draws: list[Any]
+    lots: list[list[list[int]]]
+    assignments: list[list[list[int]]]
 
 
 def made_pictures(folder: Path) -> Path:
@@ -57,7 +72,7 @@ def made_pictures(folder: Path) -> Path:
         (folder / str(kind)).mkdir(parents=True)
         for number in range(APIECE):
             noise = torch.randint(0, 256, (SIDE, SIDE, 3), generator=draw)
-            pixels = (0.6 * kinds[kind] + 0.4 * noise).to(torch.uint8).numpy()
+            pixels = (0.8 * kinds[kind] + 0.2 * noise).to(torch.uint8).numpy()
             Image.fromarray(pixels).save(folder / str(kind) / f"{number}.png")
     return folder
 
@@ -87,6 +102,9 @@ def built(config: dict[str, Any], norm: bool = True) -> Any:
     if hasattr(method, "momentum_backbone"):
         method.momentum_backbone = copy.deepcopy(method.backbone).requires_grad_(False)
     method.double()
+    if hasattr(method, "teacher"):
+        # What it returns is rounded to float32, and goes on in float64 from there.
+        method.teacher.register_forward_hook(lambda _, __, z: z.double())
     # Drawn in float32, their rows are of unit length to seven digits only.
     for name, table in method.named_buffers():
         if name.startswith(("queues", "support_set")) and name.endswith("value"):
@@ -102,16 +120,19 @@ def repeated(batch: list[Any], folder: Path) -> DataLoader[Any]:
 
 
 class Notes(Callback):
-    """Takes down what a run starts from, its losses, and what it ends with."""
+    """Takes down what a run starts from, its losses, its clusters, and what it ends with."""
 
     def __init__(self) -> None:
         self.start: State = {}
         self.end: State = {}
         self.losses: list[float] = []
+        self.assignments: list[list[list[int]]] = []
 
     def on_train_batch_start(self, trainer: Any, method: Any, batch: Any, batch_idx: int) -> None:
         if not self.start:
             self.start = state_of(method)
+        if batch_idx == 0 and hasattr(method, "prototypes"):
+            self.assignments.append(getattr(method.prototypes, "assignments", LABELS).tolist())
 
     def on_train_batch_end(self, trainer: Any, method: Any, outputs: Any, *_: Any) -> None:
         self.losses.append(float(outputs["loss"]))
@@ -126,6 +147,31 @@ def state_of(method: Any) -> State:
     return {k: v.clone() for k, v in state.items() if not k.endswith("_extra_state")}
 
 
+def from_the_hardest_down(num_hard: int, draws: MixDraws, ranked: bool) -> Mixing:
+    """The order of mined rows, which draws name by their place, is nowhere promised."""
+    return Mixing(num_hard, draws)
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Spares float64 what methods do against half precision: embeddings are cast to float32.
+
+    Rounding there would be a millionth of a loss, and change which row is the nearest.
+    """
+    single, default = Tensor.float, torch.get_default_dtype()
+
+    def at_least_single(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x if x.dtype == torch.float64 else single(x, *args, **kwargs)
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        Tensor.float = at_least_single  # type: ignore[assignment, method-assign]
+        yield
+    finally:
+        Tensor.float = single  # type: ignore[method-assign]
+        torch.set_default_dtype(default)
+
+
 def trained(
     method: Any,
     batch: list[Any],
@@ -134,15 +180,23 @@ def trained(
     **options: Any,
 ) -> Trained:
     """Fifty steps of Lightning's trainer in float64."""
-    draws: list[Any] = []
+    draws, lots = list[Any](), list[list[list[int]]]()
 
     def note(*args: Any) -> Any:
         draws.append(draw_mixes(*args))
         return draws[-1]
 
     put(negatives, "draw_mixes", note)
-    # The order of mined rows, which draws name by their place, is nowhere promised.
     put(negatives, "Mixing", from_the_hardest_down)
+    if getattr(method.kwargs, "num_negatives", None):
+        draw = method._negatives
+
+        def noted(*args: Any) -> Any:
+            found = draw(*args)
+            lots.append([ids.tolist() for ids in found])
+            return found
+
+        put(method, "_negatives", noted)
     notes = Notes()
     trainer = Trainer(
         max_epochs=EPOCHS,
@@ -154,5 +208,6 @@ def trained(
     )
     # Without a logger there is nowhere to log to.
     method.log = method.log_dict = lambda *_, **__: None
-    trainer.fit(method, repeated(batch, folder))
-    return Trained(notes.start, notes.losses, notes.end, draws)
+    with in_float64():
+        trainer.fit(method, repeated(batch, folder))
+    return Trained(notes.start, notes.losses, notes.end, draws, lots, notes.assignments)
