@@ -1,7 +1,8 @@
 """Fifty steps on one batch: every method against a loop written from its page and paper alone.
 
 The loops are in float64, one sample after the other. What they take of the package are the initial
-weights, and draws, of which no page says how they are made.
+weights and rows, the draws, of which no page says how they are made, and the numbers of clusters
+where prototypes are drawn by them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.scripts import run_script
 HERE = Path(__file__).parent
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 """Those of the teacher: the package would show it another copy of the images, rounded anew."""
-TEACHER = {"channels": [8, 8, 8, 8]}
+TEACHER: dict[str, Any] = {"channels": [8, 8, 8, 8]}
 TOLERANCE = 1e-9
 SHORT = 12
 """Steps after which every constant has had an effect, those of a first epoch included."""
@@ -70,7 +71,7 @@ def configured(case: Case, pictures: Path, teacher: Path, **optimizer: Any) -> d
 
 @pytest.fixture(scope="module")
 def train(pictures: Path, teacher: Path) -> Callable[[str], Trained]:
-    """``train(case)``: fifty steps of the training."""
+    """``train(case)``: fifty steps of the package."""
 
     @functools.cache
     def run(name: str) -> Trained:
@@ -86,7 +87,7 @@ def train(pictures: Path, teacher: Path) -> Callable[[str], Trained]:
 
 @pytest.fixture(scope="module")
 def loop(train: Callable[[str], Trained], pictures: Path, teacher: Path) -> Callable[..., Loop]:
-    """``loop(case, constant=value, ...)``: it starts from the weights of the training."""
+    """``loop(case, constant=value, ...)``: it starts from the weights of the package."""
 
     def make(name: str, **changed: float) -> Loop:
         case, found = CASES[name], train(name)

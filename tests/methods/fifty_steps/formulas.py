@@ -247,8 +247,8 @@ def soft_nearest_neighbor(views: Sequence[Tensor], temperature: float) -> Tensor
             for j, (image, y) in enumerate(rows)
             if j != i
         ]
-        same = sum(e for image, e in others if image == own)
-        losses.append(-torch.log(same / sum(e for _, e in others)))
+        same = torch.stack([e for image, e in others if image == own]).sum()
+        losses.append(-torch.log(same / torch.stack([e for _, e in others]).sum()))
     return mean(losses)
 
 

@@ -54,7 +54,9 @@ class Loop:
         self.views, self.labels, self.given = views, labels, given
         self.constants, self.heads = {**TRAINING, **constants}, heads
         self.velocity: State = {}
-        self.step, self.steps, self.steps_per_epoch = 0, given["steps"], given["steps_per_epoch"]
+        self.step = 0
+        self.steps: int = given["steps"]
+        self.steps_per_epoch: int = given["steps_per_epoch"]
         self.features: list[Tensor] = []
         self.tau = self.constants["base_tau"]
 

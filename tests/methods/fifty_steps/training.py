@@ -22,8 +22,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 from solo_ext.lab.training.prepare import prepare
-from solo_ext.losses.contrastive import Mixing
-from solo_ext.losses.mochi import MixDraws, draw_mixes
+from solo_ext.losses import MixDraws, Mixing, draw_mixes
 from solo_ext.methods import negatives
 
 EPOCHS, STEPS_PER_EPOCH = 5, 10
