@@ -30,7 +30,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.core.precision import factors_dtype
+from solo_ext.core.precision import factors_dtype, full_precision
 from solo_ext.host import BaseMethod, initialize_momentum_params
 from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.losses.contrastive import (
@@ -181,8 +181,8 @@ class Contrastive(ProjectedMethod):
         out = super().training_step(batch, batch_idx)
         queries = out["z"] if self.predictor is None else [self.predictor(z) for z in out["z"]]
         # k: unit rows of the large crops, without gradient.
-        embeddings = torch.stack(self._keys(out)).detach().float()
-        keys = list(F.normalize(embeddings, dim=2).unbind())
+        embeddings = torch.stack(self._keys(out)).detach()
+        keys = list(F.normalize(*full_precision(embeddings), dim=2).unbind())
         self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
         if self.kwargs.anneal_beta:
             beta = annealed_beta(self.kwargs.beta, self.current_epoch, self.cfg.max_epochs)
@@ -297,7 +297,7 @@ class Contrastive(ProjectedMethod):
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
     ) -> list[ContrastiveTerms]:
         """Neighbours of each large crop against predictions of every other crop (NNCLR, Eq. 3)."""
-        unit = F.normalize(torch.stack(list(queries)).float(), dim=2).unbind()
+        unit = F.normalize(*full_precision(torch.stack(list(queries))), dim=2).unbind()
         # Gather once for all directions.
         all_queries = distributed.gather_each(unit, gradient=True)
         all_near = distributed.gather_each(neighbours) if self.kwargs.symmetric else neighbours
@@ -449,7 +449,7 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
         Without ``symmetric``, the first crop is only a query. A queue holds the keys of images that
         are neighbours too: they are positives, and so no negatives.
         """
-        unit = F.normalize(torch.stack(list(queries)).float(), dim=2).unbind()
+        unit = F.normalize(*full_precision(torch.stack(list(queries))), dim=2).unbind()
         terms = []
         for u, queue in enumerate(self.queues):
             if u == 0 and not self.kwargs.symmetric:

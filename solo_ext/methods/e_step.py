@@ -25,6 +25,7 @@ from solo_ext.core import distributed
 from solo_ext.core.distributed import propagate_rank_errors, rank_barrier
 from solo_ext.core.draws import LARGE, derive_seed
 from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.precision import full_precision
 from solo_ext.core.types import FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank
@@ -361,7 +362,7 @@ class EStep:
                 images = precision.convert_input(images.to(device, non_blocking=True))
                 embedded = method.embed(images)
                 part = rows[number * size : (number + 1) * size]
-                features[part] = F.normalize(embedded.float(), dim=1).to(features.device)
+                features[part] = F.normalize(*full_precision(embedded), dim=1).to(features.device)
                 if 0 < number < shared and number % _BARRIER_EVERY == 0:
                     # Without barriers, fast ranks would wait in one collective until it times out.
                     rank_barrier(device)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.precision import factors_dtype
+from solo_ext.core.precision import factors_dtype, full_precision
 from solo_ext.core.types import (
     NonNegativeFloat,
     PositiveFloat,
@@ -198,8 +198,8 @@ class SEED(Distillation):
         Returns:
             Scalar, and what to log.
         """
-        students = [F.normalize(z.float(), dim=1) for z in students]
-        targets = [F.normalize(t.float(), dim=1) for t in targets]
+        students = [F.normalize(z, dim=1) for z in full_precision(*students)]
+        targets = [F.normalize(t, dim=1) for t in full_precision(*targets)]
         large = self.num_large_crops
         queues = [queue.value for queue in self.queues]
         first, last = (queues[0], queues[-1]) if queues else (None, None)

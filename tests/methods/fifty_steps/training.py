@@ -153,21 +153,12 @@ def from_the_hardest_down(num_hard: int, draws: MixDraws, ranked: bool) -> Mixin
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """Spares float64 what methods do against half precision: embeddings are cast to float32.
-
-    Rounding there would be a millionth of a loss, and change which row is the nearest.
-    """
-    single, default = Tensor.float, torch.get_default_dtype()
-
-    def at_least_single(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return x if x.dtype == torch.float64 else single(x, *args, **kwargs)
-
+    """Features of an E-step have the default type."""
+    default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        Tensor.float = at_least_single  # type: ignore[assignment, method-assign]
         yield
     finally:
-        Tensor.float = single  # type: ignore[method-assign]
         torch.set_default_dtype(default)
 
 
