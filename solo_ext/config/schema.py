@@ -35,6 +35,8 @@ from solo_ext.core.types import (
 Free = dict[str, Any]
 Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
 Share = Annotated[float, Gt(0), Le(1)]
+OfUnitPixels = Annotated[float, Ge(0), Le(1)]
+"""A channel's mean: pixels are scaled to [0, 1] before they are normalised."""
 
 
 def _above_zero(time: str) -> str:
@@ -354,13 +356,15 @@ class View(Section):
 class Crop(Section):
     """The fixed view of an evaluation: its side in pixels and its normalisation.
 
+    ``mean`` and ``std`` are of pixels scaled to [0, 1].
+
     >>> Crop(crop_size=32, mean=[0.5, 0.5, 0.5]).std is None
     True
     """
 
     crop_size: PositiveInt
-    mean: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
-    std: Annotated[list[PositiveFloat], Field(min_length=3, max_length=3)] | None = None
+    mean: Annotated[list[OfUnitPixels], Field(min_length=3, max_length=3)] | None = None
+    std: Annotated[list[Share], Field(min_length=3, max_length=3)] | None = None
 
 
 class Augmentation(View, Crop):

@@ -304,7 +304,8 @@ def class_folders(root: Path, key: str) -> ImageFiles:
     ``key`` is the path's config key.
 
     Raises:
-        ConfigError: there is no class folder, one has no image, or a link leads to a parent of it.
+        ConfigError: there is no class folder, one has no image, all have names of splits, or a link
+            leads to a parent of it.
         OSError: a folder cannot be read.
 
     >>> from solo_ext.data.digits import digits_folder
@@ -318,6 +319,12 @@ def class_folders(root: Path, key: str) -> ImageFiles:
         classes = found.classes
         folders = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         classes += sorted(p.name for p in folders)
+        if classes and all(name.lower() in _SPLITS for name in classes):
+            named = " and ".join(map(repr, classes))
+            problem = f"its folders {named} are splits, and would be its classes"
+            raise ConfigError(
+                key, str(root), problem, f"name one, such as {str(root / classes[0])!r}"
+            )
         empty = []
         for target, name in enumerate(classes):
             file = None

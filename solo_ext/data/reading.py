@@ -45,6 +45,10 @@ USUAL_COLUMNS = {
 }
 """Usual names of columns, in order of preference."""
 _TIFF_BITS_PER_SAMPLE = 258
+_TIFF_PHOTOMETRIC = 262
+_TIFF_WHITE_IS_ZERO = 0
+_TIFF_SAMPLE_FORMAT = 339
+_TIFF_SIGNED = 2
 
 
 class _OneLineError(UserError):
@@ -172,17 +176,29 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     Transparency is dropped, and the colours of transparent pixels stay. A rotation that only EXIF
     states is not applied.
     """
+    # A TIFF states its bits; other images of more than 8 bits have 16.
+    bits = _tiff_tag(image, _TIFF_BITS_PER_SAMPLE, 16)
+    if bits <= 16 and _tiff_tag(image, _TIFF_SAMPLE_FORMAT, 1) == _TIFF_SIGNED:
+        # PIL takes the sign of 8 bits for a level, and half the range of 16 for all of it.
+        raise ValueError("its grey levels are signed numbers, of no stated range")
     if image.mode == "I" or image.mode.startswith("I;16"):
-        # A TIFF states its bits; other images of more than 8 bits have 16.
-        bits = getattr(image, "tag_v2", {}).get(_TIFF_BITS_PER_SAMPLE, 16)
-        bits = int(bits[0] if isinstance(bits, tuple) else bits)
-        return Image.fromarray(_eight_bits(np.asarray(image), bits)).convert("RGB")
+        grey = _eight_bits(np.asarray(image), bits)
+        if _tiff_tag(image, _TIFF_PHOTOMETRIC, 1) == _TIFF_WHITE_IS_ZERO:
+            # PIL turns these round for up to 8 bits only.
+            grey = 255 - grey
+        return Image.fromarray(grey).convert("RGB")
     if image.mode == "F":
         raise ValueError("its grey levels are floating-point numbers, of no stated range")
     if image.mode == "P" and "transparency" in image.info:
         # This avoids PIL's warning about palettes with transparency; the colours stay the same.
         image = image.convert("RGBA")
     return image.convert("RGB")
+
+
+def _tiff_tag(image: Image.Image, tag: int, default: int) -> int:
+    """A number that a TIFF states, of its first channel; the default for every other image."""
+    value = getattr(image, "tag_v2", {}).get(tag, default)
+    return int(value[0] if isinstance(value, tuple) else value)
 
 
 def _eight_bits(grey: NDArray[Any], bits: int) -> NDArray[np.uint8]:

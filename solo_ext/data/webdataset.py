@@ -86,12 +86,18 @@ class Tar(Shard):
 
 
 class _Part(NamedTuple):
-    """Index of a tar: places (n,) and labels (n,) of its images, and what is wrong after these."""
+    """Index of a tar: places (n,) and labels (n,) of its images, and what is wrong after these.
+
+    ``dotted`` counts files that are left out because a dot in their name makes their extension
+    another one than those of images; ``example`` is such an extension.
+    """
 
     places: NDArray[Any]
     labels: NDArray[np.str_]
     sha256: str = ""
     wrong: str = ""
+    dotted: int = 0
+    example: str = ""
 
 
 def open_webdataset(
@@ -136,6 +142,12 @@ def open_webdataset(
     if wrong := about["wrong"]:
         said = "%s=%r: %d of %d tars are not whole, what is missing is left out; the first: %s"
         logger.warning(said, key, path, len(wrong), len(shards), wrong[0])
+    dotted, example = about.get("dotted", (0, ""))
+    if dotted:
+        logger.warning(
+            f"{key}={path!r}: {dotted} files are left out: a name ends at its first dot, and "
+            f".{example} is no extension of an image; rename them, or give {KEY}.image={example}"
+        )
     places, first = MappedArray(index / _PLACES), 0
     tars = []
     for name, size, samples, hashes in about["shards"]:
@@ -223,6 +235,7 @@ def _index(
         ValueError: a tar is damaged, and all have to be whole.
     """
     held, wrong, known = list[Any](), list[str](), dict[str, int]()
+    dotted, example = 0, ""
     places, codes = [np.empty(0, _PLACE)], [np.empty(0, np.int32)]
     # Scan several remote tars at once, unless `cache_limit` could remove one while it is read.
     pool = ThreadPoolExecutor(4 if storage.remote and storage.limit is None else 1)
@@ -236,6 +249,7 @@ def _index(
                     wrong.append(f"{shard.name}, {part.wrong}")
                     if whole:
                         raise ValueError(f"a tar cannot be read: {wrong[0]}")
+                dotted, example = dotted + part.dotted, example or part.example
                 hashes = {"sha256": part.sha256} if part.sha256 else {}
                 held.append((shard.name, shard.size, len(part.places), hashes))
                 distinct, which = np.unique(part.labels, return_inverse=True)
@@ -255,6 +269,7 @@ def _index(
     digest.update(at.tobytes() + of.tobytes())
     about = {"shards": held, "count": len(at), "classes": classes, "wrong": wrong}
     about |= {"problem": None if targets else problem, "digest": digest.hexdigest()}
+    about["dotted"] = dotted, example
     # `about.json` says that the arrays are valid: remove it before writing them, and write it last.
     (index / _ABOUT).unlink(missing_ok=True)
     write_array(index / _PLACES, at)
@@ -267,10 +282,12 @@ def _part(storage: Storage, shard: Shard, file: Path) -> _Part:
     """The index of a tar, which is kept in ``file`` if the tar is not damaged."""
     unusable = suppress(OSError, ValueError, KeyError, zipfile.BadZipFile)
     with unusable, np.load(file, allow_pickle=False) as kept:
-        return _Part(kept["places"], kept["labels"], str(kept["sha256"]))
+        counted = int(kept["dotted"]), str(kept["example"])
+        return _Part(kept["places"], kept["labels"], str(kept["sha256"]), "", *counted)
     places, labels, wrong, sha256 = [], [], "", ""
-    settings = storage.settings
+    settings, dotted = storage.settings, list[str]()
     images = (settings.image.lower(),) if settings.image else _IMAGES
+    ends = tuple(f".{kind}" for kind in images)
     try:
         with storage.open(shard) as opened:
             for _, held in itertools.groupby(_members(opened, shard.size), lambda m: m[0]):
@@ -283,17 +300,21 @@ def _part(storage: Storage, shard: Shard, file: Path) -> _Part:
                 if image is not None:
                     places.append(sample[image])
                     labels.append(_label(opened, sample, settings.label))
+                else:
+                    dotted += [kind for kind in sample if kind.endswith(ends)]
             if storage.remote:
                 opened.seek(0)
                 sha256 = hashlib.sha256(opened.read()).hexdigest()
     except _DAMAGE as error:
         wrong = str(error)
-    part = _Part(np.array(places, _PLACE), np.array(labels, np.str_), sha256, wrong)
+    counted = len(dotted), dotted[0] if dotted else ""
+    part = _Part(np.array(places, _PLACE), np.array(labels, np.str_), sha256, wrong, *counted)
     if not wrong:
 
         def save(scratch: Path) -> None:
             with scratch.open("wb") as out:
-                np.savez(out, places=part.places, labels=part.labels, sha256=sha256)
+                kept = {k: v for k, v in part._asdict().items() if k != "wrong"}
+                np.savez(out, **kept)
 
         atomic_write(file, save)
     return part

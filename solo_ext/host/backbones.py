@@ -163,7 +163,16 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
             # archives, as which the first ViTs were published, may be compressed.
             if not str(weights).lower().endswith(".npz"):
                 check_archive(Path(weights))
-            load_checkpoint(model, weights, weights_only=True)
+            try:
+                load_checkpoint(model, weights, weights_only=True)
+            except RuntimeError:
+                raise ConfigError(
+                    "backbone.kwargs.checkpoint_path",
+                    str(weights),
+                    f"its tensors are not all and only those of {name}",
+                    "give it as backbone.weights, which leaves a classifier out and resizes "
+                    "positions",
+                ) from None
     except TypeError as error:
         raise ConfigError("backbone.kwargs", arguments, str(error), f"see timm's {name}") from error
     # Models whose head has a hidden layer (MobileNetV3, VGG) return the output of that layer.

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import importlib.util
 import logging
+import math
 import pickle
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -183,12 +184,16 @@ def select_for_run(given: Iterable[str], repairs: Iterable[str] = ()) -> list[st
 
 
 def default_patches(
-    method: str, data_format: str | None = None, warmup_epochs: float | None = None
+    method: str,
+    data_format: str | None = None,
+    warmup_epochs: float | None = None,
+    max_steps: int | None = None,
 ) -> list[str]:
     """Patches with ``changes_results`` that plugins' methods and ``solo-ext`` get without asking.
 
-    They change NaN in logs, what happens after an interruption, DALI's order and seed, and the
-    online classifier's learning rate without a warm-up, but no other number.
+    They change NaN in logs, what happens after an interruption, DALI's order and seed, the online
+    classifier's learning rate without a warm-up, and all rates where the warm-up is no whole number
+    of steps, but no other number.
 
     >>> loaded = host.load()
     >>> default_patches("dino")
@@ -196,6 +201,7 @@ def default_patches(
     """
     target = import_module("solo.methods").METHODS.get(method)
     momentum = _base().BaseMomentumMethod
+    warmup = warmup_epochs or 0.0
     wanted = {
         "no-labels": True,
         # A method whose settings decide on momentum networks is no class, but has this attribute.
@@ -205,6 +211,8 @@ def default_patches(
         "deepcluster-first-epoch": method == "deepclusterv2",
         "dali": data_format == "dali",
         "rates-without-warmup": warmup_epochs == 0,
+        # A run that ends by steps scales its warm-up by the share of its epochs.
+        "broken-warmup": bool(warmup % 1) or (bool(warmup) and (max_steps or -1) != -1),
     }
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
@@ -276,8 +284,10 @@ def _select_for_script(cfg: DictConfig) -> list[str]:
         problem = "solo-learn's main_pretrain.py asserts two"
         remedy = "run it as `python -m solo_ext main_pretrain.py ...`, or give num_crops: 2"
         raise ConfigError("augmentations", f"{large} large crops", problem, remedy)
-    data, warmup = (OmegaConf.select(cfg, k) for k in ("data.format", "scheduler.warmup_epochs"))
-    return select_for_run(given, default_patches(cfg.method, data, warmup))
+    keys = ("data.format", "scheduler.warmup_epochs", "max_steps")
+    return select_for_run(
+        given, default_patches(cfg.method, *(OmegaConf.select(cfg, key) for key in keys))
+    )
 
 
 @_patch(
@@ -474,6 +484,34 @@ def _rates_without_warmup() -> Iterator[Replacement]:
         return list(self.base_lrs) if first else original(self)
 
     yield owner, "get_lr", get_lr
+
+
+@_patch(
+    "broken-warmup",
+    "a warm-up of a broken number of steps, such as half an epoch of three, leads to up to twice "
+    "`optimizer.lr` and more; one below one step leaves the rates at `warmup_start_lr`",
+    changes_results=True,
+)
+def _broken_warmup() -> Iterator[Replacement]:
+    if not _is_main():
+        return
+    owner = import_module("solo.utils.lr_scheduler").LinearWarmupCosineAnnealingLR
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    schedule = owner(optimizer, 0.5, 4)
+    # torch warns if the schedule moves before the optimiser does.
+    optimizer.step()
+    schedule.step()
+    if optimizer.param_groups[0]["lr"]:
+        return
+    original = owner.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, optimizer: Any, warmup_epochs: float, *args: Any, **kw: Any) -> None:
+        # The host adds equal parts of the base rate until it meets this very number of steps.
+        # Products of shares of epochs may be off a whole number in the last digit.
+        original(self, optimizer, math.ceil(round(warmup_epochs, 6)), *args, **kw)
+
+    yield owner, "__init__", __init__
 
 
 @_patch(

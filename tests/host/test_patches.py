@@ -227,6 +227,32 @@ def test_rates_without_warmup(without: Without, make_runs: MakeRuns, method: str
     assert [rates["backbone"] for rates in other] == [rates["backbone"] for rates in seen]
 
 
+@pytest.mark.patch("broken-warmup")
+def test_broken_warmup(without: Without) -> None:
+    """A broken number of steps is the next whole one; whole numbers stay as the host has them."""
+    owner = importlib.import_module("solo.utils.lr_scheduler").LinearWarmupCosineAnnealingLR
+
+    def rates(warmup: float) -> list[float]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
+        schedule, found = owner(optimizer, warmup, 12, warmup_start_lr=0.1), []
+        for _ in range(12):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        return found
+
+    whole = {warmup: rates(warmup) for warmup in (1, 2, 11)}
+    assert rates(0.04) == rates(1.0) == whole[1]
+    assert rates(1.5) == whole[2]
+    # A product of shares of epochs, off by its last digit.
+    assert rates(1.1 * 10) == whole[11]
+    assert [max(found) for found in whole.values()] == pytest.approx([0.5, 0.5, 0.5])
+    with without():
+        assert {warmup: rates(warmup) for warmup in whole} == whole
+        assert max(rates(0.04)) == 0.1
+        assert max(rates(1.5)) == pytest.approx(0.9)
+
+
 MOMENTUM = {"base_tau": 0.5, "final_tau": 1.0}
 
 

@@ -350,6 +350,7 @@ def _images(cfg: CommonConfig) -> Splits:
     splits = measured_images(cfg.data, train, held_out_images(cfg.data))
     if splits.unlabelled is None and cfg.data.dataset not in STATISTICS:
         same_classes(splits.train, splits.test, str(cfg.data.val_path))
+    tell_of_seen_images(cfg.data)
     return splits
 
 
@@ -440,6 +441,25 @@ def same_classes(train: Images, val: Images, val_path: str) -> None:
     else:
         return
     raise ConfigError("data.val_path", val_path, f"class {extra[0]!r} {problem}", remedy)
+
+
+def tell_of_seen_images(data: ImagesSection) -> None:
+    """Warns if the held-out images are the training images: kNN then finds each image itself.
+
+    >>> tell_of_seen_images(ImagesSection(dataset="custom", train_path="train", val_path="val"))
+    """
+    train, val = data.train_path, data.val_path
+    if train is None or val is None or data.holdout is not None or data.no_labels:
+        return
+    # Data sets of torchvision and of Hugging Face have several splits at one path.
+    if data.dataset in STATISTICS or data.format == "huggingface":
+        return
+    trained = [train] if isinstance(train, str) else train
+    if Path(val).expanduser().resolve() in [Path(p).expanduser().resolve() for p in trained]:
+        logger.warning(
+            "data.val_path is data.train_path: accuracies are of images that were trained on, and "
+            "kNN finds each of them itself; name others, or set data.holdout"
+        )
 
 
 def _ranks() -> Ranks:

@@ -50,6 +50,8 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 _DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _RESNET = {"stem": r"^conv1|bn1", "blocks": r"^layer(\d+)\.(\d+)"}
 """timm's layer groups for torchvision's ResNets, which use timm's names but define no groups."""
+_CLASSIFIER = "/head."
+"""Prefix of the classifier's parameters beside a backbone's own, which may have a ``head`` too."""
 
 
 class SupervisedProtocol(Protocol):
@@ -337,11 +339,16 @@ class Classifier(nn.Module):
         # timm groups the parameters of a whole model, whose classifier follows the backbone.
         named = [
             *self.backbone.named_parameters(),
-            *((f"head.{n}", p) for n, p in self.head.named_parameters()),
+            *((_CLASSIFIER + n, p) for n, p in self.head.named_parameters()),
         ]
         whole: Any = SimpleNamespace(named_parameters=lambda: iter(named))
         layers: dict[str, int] = group_parameters(whole, self._matcher(), reverse=True)
-        found = {n if n.startswith("head.") else f"backbone.{n}": i for n, i in layers.items()}
+        found = {
+            "head." + n.removeprefix(_CLASSIFIER)
+            if n.startswith(_CLASSIFIER)
+            else f"backbone.{n}": layer
+            for n, layer in layers.items()
+        }
         return found.__getitem__
 
     def param_groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:

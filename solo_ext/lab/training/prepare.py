@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 import os
 import re
 import warnings
@@ -23,7 +24,7 @@ from solo_ext.config.check import check_method_kwargs, check_run, validated
 from solo_ext.config.schema import DALI, OPTIMIZER_KWARGS, Data, Momentum, RandomErasing, RunConfig
 from solo_ext.core.errors import ConfigError, first_line, suggest_name
 from solo_ext.data.images import class_names, open_images
-from solo_ext.data.reading import Images, unwrap_dataset
+from solo_ext.data.reading import Images, targets_of, unwrap_dataset
 from solo_ext.data.transforms import STATISTICS
 from solo_ext.host.backbones import (
     PREFIX,
@@ -34,7 +35,7 @@ from solo_ext.host.backbones import (
 )
 from solo_ext.host.dali_loader import check_dali
 from solo_ext.host.patches import OF_SCRIPTS, check_names
-from solo_ext.lab.evaluation.context import same_classes
+from solo_ext.lab.evaluation.context import same_classes, tell_of_seen_images
 from solo_ext.lab.evaluation.online import default_protocols
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS, check_builtin
 from solo_ext.lab.training.cpu_precision import (
@@ -127,7 +128,9 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
     numbered = run.data.dataset in STATISTICS
     if val is not None and not (numbered or run.data.no_labels):
         same_classes(train, val, str(run.data.val_path))
+    _check_labels(run, train)
     _check_batch_size(run, len(train))
+    _check_accumulation(run, len(train))
     check_builtin(run, len(train))
     cfg = _method_cfg(run)
     if hasattr(method, "fill_sizes"):
@@ -138,6 +141,18 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         # Here the method refuses what it does not support, before anything is built.
         cfg = method.add_and_assert_specific_cfg(cfg)
     return Prepared(run, cfg, train, val, method)
+
+
+def tell_of(prepared: Prepared) -> None:
+    """Warns of settings that are allowed and mean something else than they seem to.
+
+    >>> from solo_ext.config.check import check_run
+    >>> from solo_ext.config.compose import compose
+    >>> run = check_run(compose("digits/simclr", ["optimizer.batch_size=2"]))
+    >>> tell_of(Prepared(run, DictConfig({}), [("an image", 0)] * 8, None, object))
+    """
+    tell_of_seen_images(prepared.run.data)
+    _tell_of_schedule(prepared.run, len(prepared.train))
 
 
 def check_folder(key: str, path: str) -> None:
@@ -348,6 +363,73 @@ def _check_batch_size(run: RunConfig, images: int) -> None:
         )
 
 
+def _batches_of_an_epoch(run: RunConfig, images: int) -> int:
+    """Batches that each process trains on in an epoch."""
+    batches = images // run.world_size // run.optimizer.batch_size
+    limit = (run.model_extra or {}).get("limit_train_batches")
+    if limit is None:
+        return batches
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+def _check_accumulation(run: RunConfig, images: int) -> None:
+    # Lightning ends a step with the epoch, whatever is accumulated by then, but divides the
+    # gradients by the whole number, by which solo-learn multiplies the rates.
+    batches = _batches_of_an_epoch(run, images)
+    if run.accumulate_grad_batches > max(batches, 1):
+        raise ConfigError(
+            "accumulate_grad_batches",
+            run.accumulate_grad_batches,
+            f"an epoch has {batches} {'batch' if batches == 1 else 'batches'} of "
+            f"{run.optimizer.batch_size} images per process, and steps end with it",
+            f"allowed: 1 to {batches}" if batches > 1 else "allowed: 1",
+        )
+
+
+def _tell_of_schedule(run: RunConfig, images: int) -> None:
+    """Warns of a schedule of the learning rate that the run ends before, or that it shortens."""
+    schedule, epochs = run.scheduler, run.max_epochs
+    warmup, milestones = schedule.warmup_epochs, schedule.lr_decay_steps or []
+    if schedule.name == "step" and milestones and min(milestones) >= epochs:
+        logger.warning(
+            f"scheduler.lr_decay_steps={milestones} of max_epochs={epochs}: the learning rate "
+            "never decays"
+        )
+    if schedule.name != "warmup_cosine" or not warmup:
+        return
+    if warmup > epochs:
+        logger.warning(
+            f"scheduler.warmup_epochs={warmup:g} of max_epochs={epochs}: the learning rate never "
+            "reaches optimizer.lr"
+        )
+    steps = (run.model_extra or {}).get("max_steps") or -1
+    batches = _batches_of_an_epoch(run, images)
+    lasts = steps / max(math.ceil(batches / run.accumulate_grad_batches), 1)
+    shrunk = warmup * lasts / epochs
+    if schedule.interval == "step" and 0 < lasts < epochs:
+        logger.warning(
+            f"max_steps={steps} ends the run after {lasts:.3g} of max_epochs={epochs}: the warm-up "
+            f"shrinks alike, from scheduler.warmup_epochs={warmup:g} to {shrunk:.3g}"
+        )
+
+
+def _check_labels(run: RunConfig, train: Images) -> None:
+    """Refuses images without label where a method takes labels for classes."""
+    kwargs = run.method_kwargs
+    learns = run.method == "supcon" or getattr(kwargs, "classes", None) == "label"
+    if not learns or run.data.no_labels:
+        return
+    missing = sum(target < 0 for target in targets_of(train))
+    if missing:
+        # They would be one class of their own.
+        raise ConfigError(
+            "data.train_path",
+            str(run.data.train_path),
+            f"{missing} of {len(train)} images have no label, and {run.method} learns from labels",
+            "give all of them one, or leave these images out",
+        )
+
+
 def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
     """Completes the backbone's arguments, builds it, and runs it on every crop size.
 
@@ -391,6 +473,8 @@ def _check_backbone(loaded: host.Host, run: RunConfig) -> Convolutions:
     try:
         built = _dry_run(build, kwargs)
     except Exception as error:
+        if isinstance(error, ConfigError) and error.__cause__ is None:
+            raise
         said = first_line(error.__cause__ or error)
         unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
         if unknown and unknown[1] in kwargs:

@@ -46,7 +46,7 @@ from solo_ext.lab.training.lightning_internals import (
     log_without_waiting,
 )
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
-from solo_ext.lab.training.prepare import Prepared, prepare
+from solo_ext.lab.training.prepare import Prepared, prepare, tell_of
 from solo_ext.lab.training.progress import progress_callback
 from solo_ext.lab.training.resumption import RunState, identity, resume_point, set_aside
 from solo_ext.lab.training.run_dir import (
@@ -157,9 +157,12 @@ def pretrain(
 
     quiet()
     pl.seed_everything(run.seed, workers=True, verbose=False)
-    patched = select_for_run(
-        run.patches, default_patches(run.method, warmup_epochs=run.scheduler.warmup_epochs)
+    defaults = default_patches(
+        run.method,
+        warmup_epochs=run.scheduler.warmup_epochs,
+        max_steps=(run.model_extra or {}).get("max_steps"),
     )
+    patched = select_for_run(run.patches, defaults)
     model = _method(prepared)
     start = None
     if run.backbone.weights is not None and checkpoint is None:
@@ -451,6 +454,7 @@ def resume(
 
 def _write_records(run_dir: Path, prepared: Prepared, patched: list[str]) -> None:
     announce(patched)
+    tell_of(prepared)
     run_dir.mkdir(parents=True, exist_ok=True)
     args = OmegaConf.to_container(prepared.cfg, resolve=True)
     write_text(run_dir / ARGS, json.dumps(args, indent=1))

@@ -25,6 +25,7 @@ TINY = (
     "data.fraction=0.2",
     "optimizer.batch_size=64",
     "max_epochs=1",
+    "scheduler.warmup_epochs=1",
 )
 LOGGERS = ("", "lightning", "lightning.pytorch", "lightning.fabric", "pytorch_lightning")
 
