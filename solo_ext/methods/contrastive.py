@@ -182,7 +182,7 @@ class Contrastive(ProjectedMethod):
         queries = out["z"] if self.predictor is None else [self.predictor(z) for z in out["z"]]
         # k: unit rows of the large crops, without gradient.
         embeddings = torch.stack(self._keys(out)).detach()
-        keys = list(F.normalize(*full_precision(embeddings), dim=2).unbind())
+        keys = list(F.normalize(full_precision(embeddings)[0], dim=2).unbind())
         self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
         if self.kwargs.anneal_beta:
             beta = annealed_beta(self.kwargs.beta, self.current_epoch, self.cfg.max_epochs)
@@ -297,7 +297,7 @@ class Contrastive(ProjectedMethod):
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
     ) -> list[ContrastiveTerms]:
         """Neighbours of each large crop against predictions of every other crop (NNCLR, Eq. 3)."""
-        unit = F.normalize(*full_precision(torch.stack(list(queries))), dim=2).unbind()
+        unit = F.normalize(full_precision(torch.stack(list(queries)))[0], dim=2).unbind()
         # Gather once for all directions.
         all_queries = distributed.gather_each(unit, gradient=True)
         all_near = distributed.gather_each(neighbours) if self.kwargs.symmetric else neighbours
@@ -449,7 +449,7 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
         Without ``symmetric``, the first crop is only a query. A queue holds the keys of images that
         are neighbours too: they are positives, and so no negatives.
         """
-        unit = F.normalize(*full_precision(torch.stack(list(queries))), dim=2).unbind()
+        unit = F.normalize(full_precision(torch.stack(list(queries)))[0], dim=2).unbind()
         terms = []
         for u, queue in enumerate(self.queues):
             if u == 0 and not self.kwargs.symmetric:

@@ -362,7 +362,7 @@ class EStep:
                 images = precision.convert_input(images.to(device, non_blocking=True))
                 embedded = method.embed(images)
                 part = rows[number * size : (number + 1) * size]
-                features[part] = F.normalize(*full_precision(embedded), dim=1).to(features.device)
+                features[part] = F.normalize(full_precision(embedded)[0], dim=1).to(features.device)
                 if 0 < number < shared and number % _BARRIER_EVERY == 0:
                     # Without barriers, fast ranks would wait in one collective until it times out.
                     rank_barrier(device)

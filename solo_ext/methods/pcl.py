@@ -231,7 +231,7 @@ class PCL(ProjectedMomentumMethod):
         else:
             out = self._classified(crops[0], targets)
             queries, projected = [out["z"]], [self.momentum_forward(crops[1])["z"]]
-        keys = list(F.normalize(*full_precision(torch.stack(projected)), dim=2).unbind())
+        keys = list(F.normalize(full_precision(torch.stack(projected))[0], dim=2).unbind())
         # A query's key comes from the other view.
         seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
         loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
