@@ -64,8 +64,9 @@ class ContrastiveKwargs(ProjectorKwargs):
             among the most similar rows if the queue holds much of the training set.
         tau_plus: in [0, 1), prior share of negatives of the anchor's class; above 0 debiases.
         beta: 0 or more; above 0, more similar negatives have larger weights.
-        anneal_beta: whether ``beta`` falls towards 0 in nine steps, an option of hard negatives'
-            official code: all of it in the first two ninths of the epochs, 7/8 in the next, etc.
+        anneal_beta: whether ``beta`` falls by an eighth every ``max_epochs // 9`` epochs, an option
+            of hard negatives' official code; it is whole for twice as long at first. If 9 does not
+            divide ``max_epochs``, it may reach 0 before the end.
         detach_weights: whether the weights of negatives are constants to the gradient.
         symmetric: with nearest neighbours and negatives of the batch: whether to contrast
             predictions with neighbours too, not only neighbours with predictions. With a queue:
