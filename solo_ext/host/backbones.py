@@ -165,7 +165,10 @@ def _create(full_name: str, method: str | None = None, **kwargs: Any) -> nn.Modu
                 check_archive(Path(weights))
             try:
                 load_checkpoint(model, weights, weights_only=True)
-            except RuntimeError:
+            except RuntimeError as error:
+                # A file that would run code is another RuntimeError, which says so itself.
+                if "loading state_dict" not in str(error):
+                    raise
                 raise ConfigError(
                     "backbone.kwargs.checkpoint_path",
                     str(weights),
