@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import functools
-import inspect
+import importlib.util
 import operator
 import re
 import types
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -59,16 +61,27 @@ _IRRELEVANT_TO_RESULTS = {
 }
 
 
+@functools.cache
 def trainer_arguments() -> tuple[str, ...]:
     """Names of the arguments of Lightning's ``Trainer`` that a config may set.
+
+    They are read from its file, because to import Lightning takes seconds.
 
     >>> "max_epochs" in trainer_arguments(), "callbacks" in trainer_arguments()
     (True, False)
     """
-    from lightning.pytorch import Trainer
-
+    package = importlib.util.find_spec("lightning")
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).parent / "pytorch" / "trainer" / "trainer.py"
+    found: list[str] = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.ClassDef) and node.name == "Trainer":
+            (init,) = (n for n in node.body if getattr(n, "name", "") == "__init__")
+            assert isinstance(init, ast.FunctionDef)
+            found += [a.arg for a in (*init.args.args, *init.args.kwonlyargs)]
     ours = {"self", "logger", "callbacks", "default_root_dir", "enable_checkpointing"}
-    return tuple(n for n in inspect.signature(Trainer.__init__).parameters if n not in ours)
+    return tuple(name for name in found if name not in ours)
 
 
 def check_run(config: Mapping[str, Any]) -> RunConfig:
@@ -95,7 +108,7 @@ def check_run(config: Mapping[str, Any]) -> RunConfig:
 
 
 def check_sections(config: Mapping[str, Any]) -> None:
-    """Refuses what :func:`check_run` would, but for keys that only the Trainer may know.
+    """Refuses what :func:`check_run` would, but for values that only the Trainer may know.
 
     It imports neither torch nor Lightning, so that a mistake is told at once.
 
@@ -109,7 +122,7 @@ def check_sections(config: Mapping[str, Any]) -> None:
     """
     refuse_targets(config)
     refuse_interpolations(config)
-    validated(RunConfig, {k: v for k, v in config.items() if k in RunConfig.model_fields})
+    validated(_extended(dict.fromkeys(trainer_arguments(), (Any, None))), config)
 
 
 def common_config(config: Mapping[str, Any] | DictConfig) -> CommonConfig:
@@ -213,12 +226,17 @@ def _run_model() -> type[RunConfig]:
     fields: dict[str, Any] = {
         name: (_of_yaml(hints[name]), Field(None, validate_default=False))
         for name in trainer_arguments()
-        if name not in RunConfig.model_fields
     }
     precision = RunConfig.model_fields["precision"].default
-    fields["precision"] = (Literal["auto"] | _of_yaml(hints["precision"]), precision)
+    exact = (Literal["auto"] | _of_yaml(hints["precision"]), precision)
+    return _extended(fields, precision=exact)
+
+
+def _extended(fields: Mapping[str, Any], **instead: Any) -> type[RunConfig]:
+    """Extends :class:`RunConfig` by fields that it lacks, and forbids all others."""
+    more = {name: field for name, field in fields.items() if name not in RunConfig.model_fields}
     return create_model(
-        "RunConfig", __base__=RunConfig, __cls_kwargs__={"extra": "forbid"}, **fields
+        "RunConfig", __base__=RunConfig, __cls_kwargs__={"extra": "forbid"}, **more, **instead
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lightning.pytorch import Trainer
 
 from solo_ext.config.check import check_method_kwargs, check_run, trainer_arguments
 from solo_ext.core.errors import ConfigError, UserError, suggest_name
@@ -94,6 +96,14 @@ def test_trainer_arguments_pass_through(valid: dict[str, Any]) -> None:
 )
 def test_what_the_trainer_takes_is_taken(passed: dict[str, Any], valid: dict[str, Any]) -> None:
     assert check_run({**valid, **passed}).model_dump().items() >= passed.items()
+
+
+OURS = {"self", "logger", "callbacks", "default_root_dir", "enable_checkpointing"}
+
+
+def test_arguments_are_those_of_the_trainer() -> None:
+    """Read from its file, and by an import."""
+    assert set(trainer_arguments()) == inspect.signature(Trainer.__init__).parameters.keys() - OURS
 
 
 @pytest.mark.parametrize("name", ["logger", "callbacks", "default_root_dir"])

@@ -67,6 +67,7 @@ def test_version(command: Command) -> None:
         (["pretrain", "--config-name"], 2, []),
         (["pretrain", "--config-name", "digits/simclr", "optimizer.lr=-1"], 2, ["hydra"]),
         (["pretrain", "--config-name", "digits/pcl", "data.num_worker=1"], 2, ["hydra"]),
+        (["pretrain", "--config-name", "digits/pcl", "max_epoch=1"], 2, ["hydra"]),
         (["pretrain", "--config-name", "digits/nonesuch"], 2, ["hydra"]),
     ],
 )
