@@ -236,7 +236,12 @@ def _extended(fields: Mapping[str, Any], **instead: Any) -> type[RunConfig]:
     """Extends :class:`RunConfig` by fields that it lacks, and forbids all others."""
     more = {name: field for name, field in fields.items() if name not in RunConfig.model_fields}
     return create_model(
-        "RunConfig", __base__=RunConfig, __cls_kwargs__={"extra": "forbid"}, **more, **instead
+        "RunConfig",
+        __base__=RunConfig,
+        __module__=RunConfig.__module__,
+        __cls_kwargs__={"extra": "forbid"},
+        **more,
+        **instead,
     )
 
 

@@ -106,6 +106,12 @@ def test_arguments_are_those_of_the_trainer() -> None:
     assert set(trainer_arguments()) == inspect.signature(Trainer.__init__).parameters.keys() - OURS
 
 
+def test_an_unknown_key_names_the_page_of_all(valid: dict[str, Any]) -> None:
+    said = refusal({**valid, "max_epoch": 1})
+    assert "did you mean 'max_epochs'?" in said
+    assert said.endswith("every key: docs/reference/config.md")
+
+
 @pytest.mark.parametrize("name", ["logger", "callbacks", "default_root_dir"])
 def test_what_is_ours_is_no_argument(name: str, valid: dict[str, Any]) -> None:
     assert name not in trainer_arguments()
