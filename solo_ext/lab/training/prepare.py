@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import math
 import os
 import re
 import warnings
@@ -43,6 +42,7 @@ from solo_ext.lab.training.cpu_precision import (
     precision_for,
     refuse_unwritten_gradients,
 )
+from solo_ext.lab.training.schedule import check_accumulation, tell_of_schedule
 from solo_ext.plugin import Unavailable, register
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def prepare(config: Mapping[str, Any]) -> Prepared:
         same_classes(train, val, str(run.data.val_path))
     _check_labels(run, train)
     _check_batch_size(run, len(train))
-    _check_accumulation(run, len(train))
+    check_accumulation(run, len(train))
     check_builtin(run, len(train))
     cfg = _method_cfg(run)
     if hasattr(method, "fill_sizes"):
@@ -152,7 +152,7 @@ def tell_of(prepared: Prepared) -> None:
     >>> tell_of(Prepared(run, DictConfig({}), [("an image", 0)] * 8, None, object))
     """
     tell_of_seen_images(prepared.run.data)
-    _tell_of_schedule(prepared.run, len(prepared.train))
+    tell_of_schedule(prepared.run, len(prepared.train))
 
 
 def check_folder(key: str, path: str) -> None:
@@ -360,56 +360,6 @@ def _check_batch_size(run: RunConfig, images: int) -> None:
             f"the training set has {images // processes} images per process"
             + (f", {images} for {processes} processes" if processes > 1 else ""),
             "take a smaller batch",
-        )
-
-
-def _batches_of_an_epoch(run: RunConfig, images: int) -> int:
-    """Batches that each process trains on in an epoch."""
-    batches = images // run.world_size // run.optimizer.batch_size
-    limit = (run.model_extra or {}).get("limit_train_batches")
-    if limit is None:
-        return batches
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-
-
-def _check_accumulation(run: RunConfig, images: int) -> None:
-    # Lightning ends a step with the epoch, whatever is accumulated by then, but divides the
-    # gradients by the whole number, by which solo-learn multiplies the rates.
-    batches = _batches_of_an_epoch(run, images)
-    if run.accumulate_grad_batches > max(batches, 1):
-        raise ConfigError(
-            "accumulate_grad_batches",
-            run.accumulate_grad_batches,
-            f"an epoch has {batches} {'batch' if batches == 1 else 'batches'} of "
-            f"{run.optimizer.batch_size} images per process, and steps end with it",
-            f"allowed: 1 to {batches}" if batches > 1 else "allowed: 1",
-        )
-
-
-def _tell_of_schedule(run: RunConfig, images: int) -> None:
-    """Warns of a schedule of the learning rate that the run ends before, or that it shortens."""
-    schedule, epochs = run.scheduler, run.max_epochs
-    warmup, milestones = schedule.warmup_epochs, schedule.lr_decay_steps or []
-    if schedule.name == "step" and milestones and min(milestones) >= epochs:
-        logger.warning(
-            f"scheduler.lr_decay_steps={milestones} of max_epochs={epochs}: the learning rate "
-            "never decays"
-        )
-    if schedule.name != "warmup_cosine" or not warmup:
-        return
-    if warmup > epochs:
-        logger.warning(
-            f"scheduler.warmup_epochs={warmup:g} of max_epochs={epochs}: the learning rate never "
-            "reaches optimizer.lr"
-        )
-    steps = (run.model_extra or {}).get("max_steps") or -1
-    batches = _batches_of_an_epoch(run, images)
-    lasts = steps / max(math.ceil(batches / run.accumulate_grad_batches), 1)
-    shrunk = warmup * lasts / epochs
-    if schedule.interval == "step" and 0 < lasts < epochs:
-        logger.warning(
-            f"max_steps={steps} ends the run after {lasts:.3g} of max_epochs={epochs}: the warm-up "
-            f"shrinks alike, from scheduler.warmup_epochs={warmup:g} to {shrunk:.3g}"
         )
 
 
