@@ -386,17 +386,22 @@ def test_validation_on_training_images_is_told(
     assert caplog.text.count(seen) == 2
 
 
-@pytest.mark.parametrize(
-    "name", ["convnext_atto", "hiera_tiny_224", "mambaout_femto", "maxvit_tiny_tf_224", "resnet18"]
-)
-def test_layers_of_a_network_with_a_head_of_its_own(name: str) -> None:
-    """What timm calls ``head`` besides its classifier belongs to the last layer, and is trained."""
+def grouped(name: str) -> tuple[Classifier, list[dict[str, Any]]]:
+    """A network of timm under a classifier, and the groups that its fine-tuning trains."""
     with torch.device("meta"):
         backbone, width = build_backbone(
             BackboneTable(), f"timm/{name}", {}, method=None, dataset="custom"
         )
         model = Classifier(backbone, width, 10)
-    groups = model.param_groups(weight_decay=0.05, layer_decay=0.5)
+    return model, model.param_groups(weight_decay=0.05, layer_decay=0.5)
+
+
+@pytest.mark.parametrize(
+    "name", ["convnext_atto", "hiera_tiny_224", "mambaout_femto", "maxvit_tiny_tf_224", "resnet18"]
+)
+def test_layers_of_a_network_with_a_head_of_its_own(name: str) -> None:
+    """What timm calls ``head`` besides its classifier belongs to the last layer, and is trained."""
+    model, groups = grouped(name)
     scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     named = dict(model.named_parameters())
     assert scales.keys() == {id(p) for p in named.values()}
@@ -409,12 +414,7 @@ def test_layers_of_a_network_with_a_head_of_its_own(name: str) -> None:
     "name", ["vit_small_patch14_reg4_dinov2", "deit_tiny_distilled_patch16_224"]
 )
 def test_tokens_learn_like_the_first_layer_and_are_not_decayed(name: str) -> None:
-    with torch.device("meta"):
-        backbone, width = build_backbone(
-            BackboneTable(), f"timm/{name}", {}, method=None, dataset="custom"
-        )
-        model = Classifier(backbone, width, 10)
-    groups = model.param_groups(weight_decay=0.05, layer_decay=0.5)
+    model, groups = grouped(name)
     of = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
     named = dict(model.named_parameters())
     tokens = [n for n in named if n.endswith(("_token", "pos_embed"))]

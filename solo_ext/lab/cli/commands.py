@@ -65,20 +65,9 @@ def _methods(args: argparse.Namespace) -> Any:
 
 
 def _losses(args: argparse.Namespace) -> Any:
-    from solo_ext.losses import LOSSES
-    from solo_ext.plugin import LOSS_GROUP, Unavailable, load_entry_points
+    from solo_ext.lab.cli.listing import listed_losses
 
-    load_entry_points(LOSS_GROUP, LOSSES)
-    rows = [
-        {
-            "name": entry.name,
-            "origin": entry.origin,
-            "paper": t.message if isinstance(t := entry.target, Unavailable) else entry.paper,
-            "year": entry.year or "",
-            "arxiv": entry.arxiv,
-        }
-        for entry in LOSSES.values()
-    ]
+    rows = listed_losses()
     show(args, "losses, in solo_ext.losses and solo.losses", rows)
     return rows
 

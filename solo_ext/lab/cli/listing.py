@@ -1,4 +1,4 @@
-"""Names and papers of all methods, read from files: to import them takes seconds."""
+"""Names and papers of methods and losses, read from files: to import them takes seconds."""
 
 from __future__ import annotations
 
@@ -25,27 +25,46 @@ def listed_methods(host: HostInfo) -> list[dict[str, Any]]:
     >>> rows["debiased"]["arxiv"], rows["simclr"]["origin"]
     ('2007.00224', 'solo-learn')
     """
-    files = sorted((Path(solo_ext.__file__).parent / "methods").glob("*.py"))
-    registered = [call for file in files for call in _registered(file)]
-    rows = [{"name": name, "origin": "solo_ext", **about} for name, about in registered]
-    for point in entry_points(group="solo_ext.methods"):
-        origin = point.dist.name if point.dist else point.module.partition(".")[0]
-        rows.append({"name": point.name, "origin": origin})
+    rows = _of_plugins("methods")
     table = _keys_of(host.path / "methods" / "__init__.py", "METHODS")
     for row in rows:
         if row["name"] in table:
             row["name"] = f"{row['origin']}/{row['name']}"
     rows += [{"name": name, "origin": "solo-learn"} for name in table if name not in _BASES]
+    return _in_order(rows)
+
+
+def listed_losses() -> list[dict[str, Any]]:
+    """Rows of the functions in ``solo_ext.losses`` and of other packages' losses, by name.
+
+    >>> rows = {row["name"]: row for row in listed_losses()}
+    >>> rows["debiased_loss_func"]["year"]
+    2020
+    """
+    return _in_order(_of_plugins("losses"))
+
+
+def _of_plugins(kind: str) -> list[dict[str, Any]]:
+    """Rows of what is registered in ``solo_ext/<kind>``, and of other packages' entry points."""
+    files = sorted((Path(solo_ext.__file__).parent / kind).glob("*.py"))
+    rows = [row for file in files for row in _registered(file, f"{kind.upper()}.register")]
+    for point in entry_points(group=f"solo_ext.{kind}"):
+        origin = point.dist.name if point.dist else point.module.partition(".")[0]
+        rows.append({"name": point.name, "origin": origin})
+    return rows
+
+
+def _registered(file: Path, register: str) -> Iterator[dict[str, Any]]:
+    """Arguments of every call of a registry's ``register`` in a file."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == register:
+            about = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+            yield {"name": ast.literal_eval(node.args[0]), "origin": "solo_ext", **about}
+
+
+def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     empty = {"name": "", "origin": "", "paper": "", "year": "", "arxiv": ""}
     return sorted((empty | row for row in rows), key=lambda row: str(row["name"]))
-
-
-def _registered(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and further arguments of every ``METHODS.register(...)`` in a file."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "METHODS.register":
-            given = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-            yield ast.literal_eval(node.args[0]), given
 
 
 def _keys_of(file: Path, table: str) -> list[str]:
