@@ -530,13 +530,15 @@ class Performance(Section):
     """``performance``: channels-last memory layout, unless it is disabled, and ``torch.compile``.
 
     ``compile``: true compiles backbone and heads with inductor; a name selects another backend.
+    ``graphs``: compiles them with inductor and replays them on a GPU as CUDA graphs.
 
-    >>> Performance(compile=True)
-    Performance(disable_channel_last=False, compile=True)
+    >>> Performance(graphs=True)
+    Performance(disable_channel_last=False, compile=False, graphs=True)
     """
 
     disable_channel_last: bool = False
-    compile: bool | Literal["aot_eager", "cudagraphs", "eager"] = False
+    compile: bool | Literal["aot_eager", "eager"] = False
+    graphs: bool = False
 
 
 class Wandb(Section):

@@ -252,6 +252,7 @@ def read_results(folder: Path) -> Results:
 
 _CAME_LATER = {
     "performance.compile": False,
+    "performance.graphs": False,
     "method_kwargs.batch_norm_splits": 1,
     "method_kwargs.exclude_own": False,
     "method_kwargs.anneal_beta": False,

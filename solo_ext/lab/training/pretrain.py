@@ -40,6 +40,7 @@ from solo_ext.host.patches import announce, default_patches, select_for_run
 from solo_ext.lab.ending import log_traceback
 from solo_ext.lab.evaluation.online import OnlineEvaluation
 from solo_ext.lab.training.checkpoints import RunCheckpoint
+from solo_ext.lab.training.compiled import CompiledNetworks
 from solo_ext.lab.training.lightning_internals import (
     StepLog,
     go_on_with_the_next_epoch,
@@ -171,8 +172,8 @@ def pretrain(
         own_identity["weights"]["digest"] = start.digest if start.file else None
     if not run.performance.disable_channel_last:
         model.to(memory_format=torch.channels_last)
-    if run.performance.compile:
-        _compile(model, run.performance.compile)
+    networks = CompiledNetworks(run)
+    networks.compile(model)
     name = file_name(run.name)
     stem = run_dir.name if run_dir.name.startswith(f"{name}-") else f"{name}-{run_dir.name}"
     lines = JsonLines(run_dir / METRICS)
@@ -193,7 +194,7 @@ def pretrain(
 
     state = RunState(loader, own_identity, restored=go_on, begin=begin)
     watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
-    own: list[Callback] = [StepLog(), state, watch, CollapseWatch(), *callbacks]
+    own: list[Callback] = [StepLog(), state, watch, CollapseWatch(), networks, *callbacks]
     if run.online_eval.every_n_epochs:
         own.append(OnlineEvaluation(run, prepared.train, prepared.val, run_dir / "online"))
     if run.data.unreadable == "skip":
@@ -280,16 +281,6 @@ def _start_from_weights(run: RunConfig, model: Any) -> Start:
         start = start_from(run.backbone, model.backbone, *copies)
     rank_zero_only(logger.info)(str(start))
     return start
-
-
-def _compile(model: Any, backend: bool | str) -> None:
-    """Compiles backbone and heads in place, so that their names in checkpoints do not change."""
-    # All networks share torch's default limit of 8 kernels; a ninth shape would run uncompiled.
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit
-    for network in model.children():
-        if any(True for _ in network.parameters()):
-            # Compile each shape separately, so that kernels do not depend on earlier shapes.
-            network.compile(dynamic=False, backend="inductor" if backend is True else backend)
 
 
 @contextlib.contextmanager

@@ -13,9 +13,11 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
+from solo_ext.config.check import check_run
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.training import cpu_precision
+from solo_ext.lab.training.compiled import CompiledNetworks
 from solo_ext.lab.training.cpu_precision import is_correct_in_bf16
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -201,6 +203,72 @@ def test_compiled_for_the_device_and_resumed_it_is_the_same_run(
     assert_resumes(
         config_of(make_config, "debiased", performance={"compile": True}), tmp_path, STEPS + 2
     )
+
+
+def test_graphs_on_a_cpu_change_nothing(
+    make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(make_config("simclr"), tmp_path / "plain")
+    train(make_config("simclr", performance={"graphs": True}), tmp_path / "asked")
+    assert "performance.graphs: this run trains on a CPU" in caplog.text
+    assert_same_run(tmp_path / "plain", tmp_path / "asked")
+
+
+def test_graphs_of_another_backend_are_refused(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config("simclr", performance={"graphs": True, "compile": "eager"})
+    with pytest.raises(ConfigError, match=r"performance\.graphs=true: .*; set performance"):
+        train(config, tmp_path / "run")
+
+
+def as_on_a_gpu(config: dict[str, Any]) -> CompiledNetworks:
+    """What a run's steps do around graphs; only the capture itself needs a GPU."""
+    networks = CompiledNetworks(check_run(config))
+    networks.graphs = True
+    return networks
+
+
+def test_only_steps_run_compiled_if_there_are_graphs(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """E-steps and evaluation keep results that a graph's next replay would overwrite."""
+
+    @torch.compile(backend="eager")
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        return x + int(torch.compiler.is_compiling())
+
+    seen: dict[str, set[bool]] = {}
+
+    def look(where: str) -> Any:
+        return lambda *_, **__: seen.setdefault(where, set()).add(bool(compiled(torch.zeros(1))))
+
+    watch = LambdaCallback(
+        on_before_zero_grad=look("step"),
+        on_train_epoch_start=look("epoch"),
+        on_train_epoch_end=look("epoch"),
+    )
+    config = make_config("pcl", max_epochs=2)
+    train(config, tmp_path / "run", callbacks=[as_on_a_gpu(config), watch])
+    assert seen == {"step": {True}, "epoch": {False}}
+    assert compiled(torch.zeros(1)) == 1, "the next run of this process may compile"
+
+
+@pytest.mark.parametrize("method", ["simclr", "protocpc"])
+def test_gradients_that_stay_are_those_that_are_replaced(
+    method: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
+) -> None:
+    config = config_of(make_config, method, accumulate_grad_batches=2)
+    train(config, tmp_path / "replaced")
+    places: dict[int, set[int]] = {}
+    watch = LambdaCallback(
+        on_before_optimizer_step=lambda trainer, module, optimizer: [
+            places.setdefault(n, set()).add(p.grad.data_ptr())
+            for n, p in enumerate(module.backbone.parameters())
+        ]
+    )
+    train(config, tmp_path / "stay", callbacks=[as_on_a_gpu(config), watch])
+    assert_same_run(tmp_path / "replaced", tmp_path / "stay")
+    assert places
+    assert all(len(found) == 1 for found in places.values())
 
 
 def test_an_e_step_of_weights_in_bfloat16(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import METHODS, STEPS, config_of
-from tests.lab.training.same_run import assert_resumes, logged, train
+from tests.lab.training.same_run import assert_resumes, logged, train, weights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,3 +62,31 @@ def test_crops_on_the_batch(
 ) -> None:
     data = {"augmentation": "batch", "in_memory": in_memory}
     assert_resumes(on_gpu(method, deterministic=True, data=data), tmp_path, STEPS)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("method", ["mochi", "pcl", "protocpc", "simclr"])
+def test_graphs(method: str, accumulated: int, on_gpu: MakeConfig, tmp_path: Path) -> None:
+    """Resumed it is the same run, and inductor without graphs computes the same."""
+    given = {"deterministic": True, "accumulate_grad_batches": accumulated}
+    config = on_gpu(method, performance={"graphs": True}, **given)
+    assert_resumes(config, tmp_path, STEPS + 2)
+    compiled = on_gpu(method, performance={"compile": True}, **given)
+    train(compiled, tmp_path / "compiled")
+    mine, theirs = weights(tmp_path / "whole"), weights(tmp_path / "compiled")
+    for name, value in mine.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_graphs_in_bfloat16_with_a_step_that_is_skipped(
+    on_gpu: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"performance": {"graphs": True}, "precision": "bf16-mixed", "on_nonfinite": "skip"}
+    poison = LambdaCallback(
+        on_train_batch_start=lambda trainer, module, batch, number: (
+            batch[1][0].fill_(math.inf) if trainer.global_step == number == 2 else None
+        )
+    )
+    train(on_gpu("simclr", **given), tmp_path / "run", callbacks=[poison])
+    assert "run without a CUDA graph" not in caplog.text
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
