@@ -40,12 +40,14 @@ def nearest_rows(
     *,
     query_ids: Tensor | None = None,
     table_ids: Tensor | None = None,
+    exact: bool = True,
 ) -> NearestRows:
     """Finds the rows of a table with the largest dot product with each query.
 
     ``argmax_j q_i . t_j`` over the rows whose id differs from the query's; the first row among
     equally similar ones. The table is read once; except in the plain form, memory does not grow
-    with K. The rows are those that fp32 products find, also under autocast. There is no gradient.
+    with K. The rows are those that fp32 products find, also under autocast, unless ``exact`` is
+    false. There is no gradient.
 
     Args:
         query: (N, D); pass all views of a batch in one call, which reads the table once.
@@ -54,6 +56,9 @@ def nearest_rows(
         query_ids: (N,) integers; rows with the query's id, such as earlier embeddings of the same
             image, are not its neighbours.
         table_ids: (K,) ids of the rows; only together with ``query_ids``.
+        exact: if false, the factors of the products are rounded to bfloat16, which a GPU multiplies
+            faster. The row that is found for a unit query among unit rows may be up to 0.012 less
+            similar than the nearest.
 
     Returns:
         The rows and their similarities.
@@ -77,7 +82,7 @@ def nearest_rows(
     if (query_ids is None) != (table_ids is None):
         raise ValueError("query_ids and table_ids: give both, or neither")
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    query = query.to(dtype)
+    query = query.to(dtype if exact else torch.bfloat16)
 
     def tiles(query: Tensor, rows: int) -> NearestRows:
         return _by_tiles(query, table, k, query_ids, table_ids, rows)
@@ -86,7 +91,7 @@ def nearest_rows(
         "plain": partial(tiles, rows=len(table)),
         "tiles": partial(tiles, rows=tile_rows(query, len(query), 64)),
     }
-    if k == 1 and dispatch.has_fused(query):
+    if exact and k == 1 and dispatch.has_fused(query):
         from solo_ext.kernels.fused_nearest import fused_nearest
 
         forms["fused"] = lambda query: NearestRows(
@@ -94,7 +99,8 @@ def nearest_rows(
         )
     with full_precision_products(query.device):
         details = k, query_ids is None, table.dtype
-        return dispatch.run("nearest_rows", forms, [query], len(table), *details)
+        found = dispatch.run("nearest_rows", forms, [query], len(table), *details)
+    return found._replace(similarity=found.similarity.to(dtype))
 
 
 def _by_tiles(

@@ -251,6 +251,7 @@ class Contrastive(ProjectedMethod):
             settings.top_k,
             query_ids=ids[0],
             table_ids=ids[1],
+            exact=settings.exact,
         )
         embeddings, neighbours = support_set.value[rows], support_set.indices[rows]
         if settings.exclude_own:

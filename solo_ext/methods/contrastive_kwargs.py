@@ -37,15 +37,17 @@ class SupportSetKwargs(Section):
         top_k: number of neighbours of each embedding; all are positives.
         exclude_own: whether to leave out the image's own earlier embedding, which is the nearest if
             the set holds much of the training set.
+        exact: whether the neighbours are those that fp32 products find; false is faster on a GPU.
 
     Example:
         >>> SupportSetKwargs(top_k=5)
-        SupportSetKwargs(size=None, top_k=5, exclude_own=False)
+        SupportSetKwargs(size=None, top_k=5, exclude_own=False, exact=True)
     """
 
     size: PositiveInt | None = None
     top_k: PositiveInt = 1
     exclude_own: bool = False
+    exact: bool = True
 
 
 class ContrastiveKwargs(ProjectorKwargs):

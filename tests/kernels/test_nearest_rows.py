@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import matmul_precision
@@ -144,3 +145,29 @@ def test_refuses(change: dict[str, object], message: str) -> None:
     query, table = inputs()
     with pytest.raises(ValueError, match=message):
         nearest_rows(**({"query": query, "table": table} | change))  # type: ignore[arg-type]
+
+
+@TILES
+@pytest.mark.parametrize("k", [1, 3])
+def test_inexact_rows_are_nearly_the_nearest(tiled: Tiled, tile: int | None, k: int) -> None:
+    """In a cluster that bfloat16 cannot resolve."""
+    tiled(tile)
+    centre = normal(1, 32, dtype=torch.float32)
+    table = F.normalize(centre + 0.2 * normal(300, 32, seed=1, dtype=torch.float32), dim=1)
+    query = F.normalize(centre + 0.2 * normal(40, 32, seed=2, dtype=torch.float32), dim=1)
+    exact, found = nearest_rows(query, table, k), nearest_rows(query, table, k, exact=False)
+    missed = (exact.index != found.index).float().mean()
+    assert 0 < missed < 1, "else it would show nothing"
+    truly = (query @ table.T).gather(1, found.index)
+    assert (exact.similarity - truly < 0.012).all()
+    torch.testing.assert_close(found.similarity, truly, rtol=0, atol=0.006)
+    assert found.similarity.dtype == torch.float32
+
+
+def test_inexact_rows_leave_out_the_own_image() -> None:
+    table = F.normalize(normal(20, 8, dtype=torch.float32), dim=1)
+    ids = torch.arange(20)
+    own = nearest_rows(table, table, exact=False)
+    others = nearest_rows(table, table, query_ids=ids, table_ids=ids, exact=False)
+    assert torch.equal(own.index[:, 0], ids)
+    assert (others.index[:, 0] != ids).all()

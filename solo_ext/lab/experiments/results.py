@@ -256,6 +256,7 @@ _CAME_LATER = {
     "method_kwargs.batch_norm_splits": 1,
     "method_kwargs.exclude_own": False,
     "method_kwargs.anneal_beta": False,
+    "method_kwargs.support_set.exact": True,
 }
 """Keys that earlier records lack, and the values that apply to those records."""
 
