@@ -40,6 +40,7 @@ CLAIMS = ROOT / "results" / "claims"
 WITHOUT_LABELS = ROOT / "docs" / "guides" / "measures-without-labels.md"
 DISTIL = ROOT / "docs" / "guides" / "distil.md"
 LABEL_FREE = ROOT / "results" / "label_free"
+LABEL_FREE_CLUSTERS = ROOT / "results" / "label_free_clusters"
 DISTILLATION = ROOT / "results" / "distillation_imagenette"
 PEER = "peer.jsonl"
 """What ``benchmarks/distillation_peer.py`` wrote."""
@@ -76,7 +77,8 @@ def files() -> dict[Path, str]:
         PAGE: updated(PAGE.read_text(), "\n\n".join(parts)),
         README: readme,
         WITHOUT_LABELS: updated(
-            WITHOUT_LABELS.read_text(), label_free_section(read_results(LABEL_FREE))
+            WITHOUT_LABELS.read_text(),
+            label_free_section(read_results(LABEL_FREE), read_results(LABEL_FREE_CLUSTERS)),
         ),
         DISTIL: updated(DISTIL.read_text(), distillation_section(DISTILLATION)),
         **pictures,
@@ -261,7 +263,7 @@ DRAWS = 10_000
 """Bootstrap samples of the runs behind an interval."""
 
 
-def label_free_section(results: Results) -> str:
+def label_free_section(results: Results, clusters: Results) -> str:
     """How measures without labels rank the runs that a linear probe ranks."""
     (place,) = results.places()
     count = len(results.rows(place))
@@ -277,6 +279,9 @@ def label_free_section(results: Results) -> str:
             "the best run, the mean and the largest over the columns of a method. `alpha_req` "
             "counts as its distance from 1. kNN needs labels and is there to compare with "
             "([records](../../results/label_free/report.md)).",
+            "The two measures of PCL's clusters, over the same settings of PCL "
+            "([records](../../results/label_free_clusters/report.md)):",
+            markdown_table(label_free_table(clusters)),
         ]
     )
 
@@ -289,6 +294,9 @@ def label_free_table(results: Results) -> Table:
         by_config.setdefault(settings[row].config or row, []).append(row)
     within = {config: rows for config, rows in by_config.items() if len(rows) > 2}
     between = [row for row in results.rows(place) if not settings[row].changes]
+    columns = [(f"{config} ({len(rows)})", rows) for config, rows in within.items()]
+    if len(between) > 2:
+        columns.append((f"methods ({len(between)})", between))
 
     def scores(rows: Sequence[str], measure: str) -> list[float]:
         return [float(np.mean(list(results.scores(place, r, measure).values()))) for r in rows]
@@ -297,17 +305,16 @@ def label_free_table(results: Results) -> Table:
     probe, *measures = results.measures
     for measure in measures:
         sign = goodness(measure)
-        name = "kNN" if measure == "knn" else measure.removeprefix("views_")
+        name = "kNN" if measure == "knn" else measure.partition("_")[2]
         cells, missed = [name], []
-        for rows in (*within.values(), between):
+        for _, rows in columns:
             linear, goods = scores(rows, probe), [sign(x) for x in scores(rows, measure)]
             cells.append(correlation(goods, linear))
-            missed.append(max(linear) - linear[int(np.argmax(goods))])
-        missed.pop()
+            if rows is not between:
+                missed.append(max(linear) - linear[int(np.argmax(goods))])
         lines.append([*cells, f"{np.mean(missed):.1f}, {max(missed):.1f}"])
-    heads = [f"{config} ({len(rows)})" for config, rows in within.items()]
-    heads.append(f"methods ({len(between)})")
-    return Table(["", *heads, "lost"], lines, frozenset(range(1, len(heads) + 2)))
+    heads = ["", *(head for head, _ in columns), "lost"]
+    return Table(heads, lines, frozenset(range(1, len(heads))))
 
 
 def goodness(measure: str) -> Callable[[float], float]:

@@ -59,6 +59,15 @@ _IRRELEVANT_TO_RESULTS = {
     "method_kwargs.clusters.features_dir",
     "on_nonfinite",
 }
+_CAME_LATER = {
+    "performance.compile": False,
+    "performance.graphs": False,
+    "method_kwargs.batch_norm_splits": 1,
+    "method_kwargs.exclude_own": False,
+    "method_kwargs.anneal_beta": False,
+    "method_kwargs.support_set.exact": True,
+}
+"""Keys that configs of earlier versions lack, and the values that applied to them."""
 
 
 @functools.cache
@@ -355,8 +364,12 @@ def _sections(annotation: Any) -> list[type[BaseModel]]:
 def result_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting that can change the results, by dotted key, with integers as floats.
 
+    A config of an earlier version has the same settings as today's, although it lacks keys.
+
     >>> result_settings({"loggers": [], "optimizer": {"lr": 1, "exclude": True}})
     {'optimizer.lr': 1.0, 'optimizer.exclude': True}
+    >>> result_settings({"performance": {"graphs": False, "compile": True}})
+    {'performance.compile': True}
     """
     flat: dict[str, Any] = {}
 
@@ -364,7 +377,7 @@ def result_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     def walk(value: Any, key: str) -> None:
-        if key in _IRRELEVANT_TO_RESULTS:
+        if key in _IRRELEVANT_TO_RESULTS or (key in _CAME_LATER and value == _CAME_LATER[key]):
             return
         if isinstance(value, Mapping) and value:
             for name, inner in value.items():

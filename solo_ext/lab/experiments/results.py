@@ -250,19 +250,8 @@ def read_results(folder: Path) -> Results:
     return Results(settings, records, times_written(settings, folder), unfinished)
 
 
-_CAME_LATER = {
-    "performance.compile": False,
-    "performance.graphs": False,
-    "method_kwargs.batch_norm_splits": 1,
-    "method_kwargs.exclude_own": False,
-    "method_kwargs.anneal_beta": False,
-    "method_kwargs.support_set.exact": True,
-}
-"""Keys that earlier records lack, and the values that apply to those records."""
-
-
 def _differing_keys(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    first, second = ({**_CAME_LATER, **result_settings(given)} for given in (config, other))
+    first, second = (result_settings(given) for given in (config, other))
     # A null key means the same as a missing key, and earlier records lack some keys.
     found = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
     return [key for key in found if key not in ("seed", "name")]

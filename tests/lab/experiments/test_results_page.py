@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -178,6 +179,25 @@ def test_the_table_of_measures_without_labels(tmp_path: Path) -> None:
     assert alignment[1].startswith("0.50 (")
     assert alignment[2].startswith("-1.00 (")
     assert alignment[3] == "0.0, 0.0"
+
+
+def test_one_run_of_each_method_is_no_column(tmp_path: Path) -> None:
+    """Records of one method's settings are compared within it alone."""
+    rows: dict[str, Any] = {"pcl": {"config": "pcl"}}
+    rows |= {f"pcl.{n}": {"config": "pcl", "changes": [f"seed={n}"]} for n in (1, 2)}
+    names = ("linear", "clusters_silhouette_100")
+    made = settings(
+        rows=rows, seeds=[1], evaluation={"linear": None, "clusters": None}, headline=list(names)
+    )
+    found = [
+        record(row, 1, scores=dict(zip(names, numbers, strict=True)))
+        for row, numbers in {"pcl": (50, 3), "pcl.1": (40, 9), "pcl.2": (45, 4)}.items()
+    ]
+    table = label_free_table(read_results(write_folder(tmp_path, made, found)))
+    assert table.head == ["", "pcl (3)", "lost"]
+    assert table.rows[0][0] == "silhouette_100"
+    assert table.rows[0][1].startswith("-1.00 (")
+    assert table.rows[0][2] == "10.0, 10.0"
 
 
 def test_the_table_of_distillation(tmp_path: Path) -> None:
