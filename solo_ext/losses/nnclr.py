@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -51,16 +52,18 @@ def nnclr_terms(
 ) -> tuple[Tensor, ContrastiveTerms]:
     """The loss, and the :class:`ContrastiveTerms` of its row term.
 
+    Of several pairs of views, these are the means over the pairs, and the rows of all pairs.
+
     Args:
-        nn: (N, D) nearest neighbours.
-        p: (N, D) predictions of the other view.
+        nn: (N, D) nearest neighbours, or (P, N, D) those of P pairs.
+        p: predictions of the other view, of the same shape.
         temperature: above 0.
         symmetric: as in :func:`nnclr_symmetric_loss_func`.
         estimator: of the mass of the negatives, which are the other samples.
         mixing: synthetic negatives of the row term, made of other samples' predictions.
-        joined: unit rows of ``nn`` and of ``p``, (G, D) each, gathered from all processes with
+        joined: unit rows of ``nn`` and of ``p``, (..., G, D) each, gathered from all processes with
             gradient, for callers that need them more than once, whose ``nn`` and ``p`` are unit
-            rows too; by default all are normalised and gathered here.
+            rows too; by default all are normalised and gathered here. Pairs have to give them.
 
     Example:
         >>> loss, rows = nnclr_terms(torch.randn(4, 8), torch.randn(4, 8), temperature=0.1)
@@ -70,6 +73,13 @@ def nnclr_terms(
     nn, p = unit_rows(nn=nn, p=p) if joined is None else full_precision(nn, p)
 
     def apart(nn: Tensor, p: Tensor) -> tuple[Tensor, ContrastiveTerms]:
+        if nn.ndim == 3:
+            whole = joined or (nn, p)
+            parts = zip(nn, p, zip(*whole, strict=True), strict=True)
+            return _mean(
+                nnclr_terms(a, b, temperature, symmetric, estimator, mixing, joined=both)
+                for a, b, both in parts
+            )
         gather = distributed.gather_with_gradient
         all_nn, all_p = joined or (None, gather(p))
         settings: Any = {
@@ -84,27 +94,41 @@ def nnclr_terms(
         columns = contrastive(p, nn.unsqueeze(1), all_nn, **settings)
         return (rows.loss + columns.loss) / 2, rows
 
-    if not symmetric or mixing is not None or distributed.world_size() > 1 or len(p) < 2:
+    count = p.shape[-2]
+    if not symmetric or mixing is not None or distributed.world_size() > 1 or count < 2:
         return apart(nn, p)
     check_positive(temperature=temperature)
     together = partial(_both_ways, temperature=temperature, estimator=estimator)
     forms: dict[dispatch.Form, Any] = {"plain": together, "tiles": apart}
-    return dispatch.run("nnclr", forms, [nn, p], len(p), estimator)  # type: ignore[no-any-return]
+    return dispatch.run("nnclr", forms, [nn, p], count, estimator)  # type: ignore[no-any-return]
+
+
+def _mean(
+    found: Iterable[tuple[Tensor, ContrastiveTerms]],
+) -> tuple[Tensor, ContrastiveTerms]:
+    """The means over pairs, and all rows of them."""
+    losses, terms = zip(*found, strict=True)
+    _, rows, *scalars = zip(*terms, strict=True)
+    means = (torch.stack(each).mean() for each in scalars)
+    return torch.stack(losses).mean(), ContrastiveTerms(
+        torch.stack([t.loss for t in terms]).mean(), torch.cat(rows), *means
+    )
 
 
 def _both_ways(
     nn: Tensor, p: Tensor, temperature: float, estimator: NegativeEstimator
 ) -> tuple[Tensor, ContrastiveTerms]:
-    """Row and column term of unit rows on one process, from one matrix of similarities."""
+    """Row and column term of unit rows on one process, from one matrix of similarities a pair."""
+    count = p.shape[-2]
     with full_precision_products(p.device):
-        similar = nn @ p.T / temperature
-        positives = similar.diagonal().unsqueeze(1)
-        own = torch.eye(len(p), dtype=torch.bool, device=p.device)
+        similar = nn @ p.mT / temperature
+        positives = similar.diagonal(dim1=-2, dim2=-1).reshape(-1, 1)
+        own = torch.eye(count, dtype=torch.bool, device=p.device)
         others = similar.masked_fill(own, float("-inf"))
         raised = [others if power == 1 else power * others for power in estimator.powers]
         both = torch.stack(raised) if len(raised) > 1 else others.unsqueeze(0)
-        settings: Any = {"count": len(p) - 1, "temperature": temperature}
-        by_row, by_column = both.logsumexp(2), both.logsumexp(1)
+        settings: Any = {"count": count - 1, "temperature": temperature}
+        by_row, by_column = (both.logsumexp(dim).flatten(1) for dim in (-1, -2))
         rows, notes = per_anchor(by_row, positives, estimator=estimator, **settings)
         mass, _ = estimator(by_column, positives, **settings)
         row, nan = rows.mean(), rows.new_full((), math.nan)

@@ -160,6 +160,8 @@ class Contrastive(ProjectedMethod):
         self.e_step = EStep(settings, CLUSTERS, dim, kwargs.temperature)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
         self._mixing = MixingSampler(kwargs.mixing)
+        self._has_indices = has_indices(self.cfg)
+        self._has_labels = not self.cfg.data.get("no_labels")
         keep_out_of_broadcast(self)
 
     def _build_momentum(self) -> None:
@@ -183,7 +185,7 @@ class Contrastive(ProjectedMethod):
         # k: unit rows of the large crops, without gradient.
         embeddings = torch.stack(self._keys(out)).detach()
         keys = list(F.normalize(full_precision(embeddings)[0], dim=2).unbind())
-        self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
+        self._mixing.begin(self._seed, self.current_epoch, batch_idx)
         if self.kwargs.anneal_beta:
             beta = annealed_beta(self.kwargs.beta, self.current_epoch, self.cfg.max_epochs)
             self.estimator = replace(self.estimator, beta=beta)
@@ -261,13 +263,13 @@ class Contrastive(ProjectedMethod):
         else:
             mean = similarity.mean()
         metrics = {"train_nn_similarity": mean} | queue_metrics("support", support_set)
-        if has_indices(self.cfg):
+        if self._has_indices:
             metrics["train_nn_own"] = (neighbours == images.unsqueeze(1)).float().mean()
-        if not self.cfg.data.get("no_labels"):
+        if self._has_labels:
             label = targets.repeat(len(keys)).unsqueeze(1)
             labels = support_set.labels[rows]
-            known = (labels >= 0) & (label >= 0)
-            same = known & (labels == label)
+            known = torch.minimum(labels, label) >= 0
+            same = (labels == label) & known
             metrics["train_nn_acc"] = same.sum() / known.sum().clamp(min=1)
         count = len(keys)
         return list(embeddings.chunk(count)), list(neighbours.chunk(count)), metrics
@@ -302,20 +304,27 @@ class Contrastive(ProjectedMethod):
         # Gather once for all directions.
         all_queries = distributed.gather_each(unit, gradient=True)
         all_near = distributed.gather_each(neighbours) if self.kwargs.symmetric else neighbours
+        pairs = [
+            (u, v, k)
+            for u, near in enumerate(neighbours)
+            for v in range(len(unit))
+            for k in range(near.shape[1])
+            if v != u
+        ]
+        nn = torch.stack([neighbours[u][:, k] for u, _, k in pairs])
+        p = torch.stack([unit[v] for _, v, _ in pairs])
+        all_nn = torch.stack([all_near[u][:, k] for u, _, k in pairs])
+        all_p = torch.stack([all_queries[v] for _, v, _ in pairs])
+        kwargs, candidates = self.kwargs, all_p.shape[1] - 1
+        shared = kwargs.temperature, kwargs.symmetric, self.estimator
+        if not self._mixing.active(self.current_epoch):
+            loss, rows = nnclr_terms(nn, p, *shared, joined=(all_nn, all_p))
+            return [rows._replace(loss=loss)]
         terms = []
-        for u, near in enumerate(neighbours):
-            for v, query in enumerate(unit):
-                for k in range(near.shape[1]) if v != u else ():
-                    loss, rows = nnclr_terms(
-                        near[:, k],
-                        query,
-                        self.kwargs.temperature,
-                        self.kwargs.symmetric,
-                        self.estimator,
-                        self._mixing.draw(self.current_epoch, len(all_queries[v]) - 1, query),
-                        joined=(all_near[u][:, k], all_queries[v]),
-                    )
-                    terms.append(rows._replace(loss=loss))
+        for n, query in enumerate(p):
+            mixing = self._mixing.draw(self.current_epoch, candidates, query)
+            loss, rows = nnclr_terms(nn[n], query, *shared, mixing, joined=(all_nn[n], all_p[n]))
+            terms.append(rows._replace(loss=loss))
         return terms
 
     def _contrastive(
@@ -426,7 +435,7 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
         """
         super().on_train_epoch_end()
         last, self._last = self._last, None
-        if last is None or self.cfg.data.get("no_labels"):
+        if last is None or not self._has_labels:
             return
         query, indices, targets = last
         queue, most = self.queues[1], self.kwargs.mixing.num_hard or 1

@@ -311,7 +311,7 @@ class PCL(ProjectedMomentumMethod):
     def draw_seed(self, batch_idx: int) -> int:
         """Seed of a step's draws: it differs between ranks and is the same after resuming."""
         place = distributed.rank(), self.current_epoch, batch_idx
-        return derive_seed(self.cfg.get("seed") or 0, *place)
+        return derive_seed(self._seed, *place)
 
     def _classified(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
         """Classifies the first view alone; solo-learn's step would classify every view."""

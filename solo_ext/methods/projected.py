@@ -62,6 +62,9 @@ class ProjectedMethod(BaseMethod):
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         self.step_embeddings: list[Tensor] = []
+        # A step reads no key of OmegaConf's, which takes some forty Python calls.
+        self._seed: int = self.cfg.get("seed") or 0
+        self._loss_name = f"train_{self.cfg.method}_loss"
 
     def _new_projector(self, kwargs: ProjectorKwargs, **more: Any) -> nn.Module:
         return projector(
@@ -106,7 +109,7 @@ class ProjectedMethod(BaseMethod):
     ) -> None:
         """Logs ``train_<method>_loss`` and the metrics; keeps :attr:`step_embeddings`."""
         self.step_embeddings = [z.detach() for z in embeddings]
-        metrics = {f"train_{self.cfg.method}_loss": loss, **metrics}
+        metrics = {self._loss_name: loss, **metrics}
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
 
     def geometry(self, views: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -177,7 +177,7 @@ class SEED(Distillation):
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
         """SEED's step (section 3.2), plus the online classifier's loss."""
-        self._mixing.begin(self.cfg.get("seed") or 0, self.current_epoch, batch_idx)
+        self._mixing.begin(self._seed, self.current_epoch, batch_idx)
         _, crops, _ = batch
         out = super().training_step(batch, batch_idx)
         z_s = out["z"]  # g(f_S(x)) of every crop

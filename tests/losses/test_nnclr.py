@@ -90,6 +90,26 @@ def test_one_matrix_serves_both_directions(
     torch.testing.assert_close(*found, equal_nan=True)
 
 
+@pytest.mark.parametrize("form", ["plain", "tiles"])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_pairs_in_one_go_are_each_pair_by_itself(
+    form: str, symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_form", lambda *_, form=form: form)
+    estimator, pairs = NegativeEstimator(0.1, 1.0), [make(6, seed) for seed in range(3)]
+    inputs = [x for pair in pairs for x in pair]
+    each = [nnclr_terms(*pair, 0.5, symmetric, estimator) for pair in pairs]
+    apart = torch.stack([loss for loss, _ in each]).mean()
+    nn, p = (F.normalize(torch.stack(x), dim=2) for x in zip(*pairs, strict=True))
+    together, rows = nnclr_terms(nn, p, 0.5, symmetric, estimator, joined=(nn, p))
+    torch.testing.assert_close(together, apart)
+    torch.testing.assert_close(*(torch.autograd.grad(x, inputs) for x in (together, apart)))
+    torch.testing.assert_close(rows.losses, torch.cat([terms.losses for _, terms in each]))
+    for name in ("loss", "clamped", "hardness"):
+        mean = torch.stack([getattr(terms, name) for _, terms in each]).mean()
+        torch.testing.assert_close(getattr(rows, name), mean)
+
+
 def test_mixtures_are_of_the_row_term_and_of_other_samples_predictions() -> None:
     nn, p = make(5)
     draws = draw_mixes(nn, 3, 6, 4, torch.Generator().manual_seed(0))

@@ -27,7 +27,7 @@ load_all()
 
 @pytest.fixture(scope="session")
 def build(make_config: MakeConfig) -> Callable[..., Any]:
-    """``build(kind, small=0, data={}, **method_kwargs)``: of 8 dimensions, after an E-step."""
+    """``build(kind, small, data, dali, **method_kwargs)``: of 8 dimensions, after an E-step."""
     cfg = prepare(make_config("debiased")).cfg
 
     def make(
@@ -35,9 +35,11 @@ def build(make_config: MakeConfig) -> Callable[..., Any]:
         *,
         small: int = 0,
         data: dict[str, Any] | None = None,
+        dali: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         own = copy.deepcopy(cfg)
+        own.dali = dali
         own.data.update({"num_small_crops": small, **(data or {})})
         return built(own, kind, kwargs)
 

@@ -350,11 +350,11 @@ def test_own_earlier_embedding_is_left_out(build: Build) -> None:
 def test_images_without_a_number(build: Build, encoded: bool | None, known: bool) -> None:
     """DALI's batches then count from 0 in every step: no image can be told from another."""
     queries, keys = inputs(features(2))
-    method = build(positives="nearest_neighbor", support_set={"size": 8})
-    method.support_set.update_(torch.cat(keys), INDICES.repeat(2), TARGETS.repeat(2))
+    given: dict[str, Any] = {}
     if encoded is not None:
-        method.cfg.data.format = "dali"
-        method.cfg.dali = {"encode_indexes_into_labels": encoded}
+        given = {"data": {"format": "dali"}, "dali": {"encode_indexes_into_labels": encoded}}
+    method = build(positives="nearest_neighbor", support_set={"size": 8}, **given)
+    method.support_set.update_(torch.cat(keys), INDICES.repeat(2), TARGETS.repeat(2))
     _, metrics = method.contrast(queries, keys, INDICES, TARGETS)
     assert ("train_nn_own" in metrics) == known
     assert {"train_nn_acc", "train_nn_similarity"} <= metrics.keys()

@@ -170,7 +170,7 @@ def test_draws_follow_seed_rank_epoch_and_step(
 
     def drawn(**changes: int) -> list[Tensor]:
         place.update({"rank": 0, "epoch": 0, "step": 0, "seed": 5, **changes})
-        method.cfg.seed = place["seed"]
+        method._seed = place["seed"]
         draws.clear()
         method.training_step(batch(), place["step"])
         assert len(draws) == 2
