@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> list[str]:
         raise UserError("--device cuda: torch sees no GPU; use --device cpu")
     if args.quick and args.write:
         raise UserError("--quick measures nothing that --write should keep; use one of them")
+    if args.data is not None and not args.data.is_dir():
+        raise UserError(f"--data {args.data}: no folder; name class folders of JPEG files")
     effort = replace(QUICK if args.quick else Effort(), device=device, data=args.data)
     out = RESULTS / f"{device}.jsonl" if args.write else args.json
     record = Record(out or Path("runs") / f"speed-{'quick' if args.quick else device}.jsonl")

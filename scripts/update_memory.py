@@ -8,27 +8,16 @@ runs of two processes, to the byte, and temporaries with measured peaks.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import re
-import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
-
-import torch
-from torch import nn
 
 from solo_ext.config.compose import compose
 from solo_ext.core.draws import LARGE
 from solo_ext.core.files import write_text
-from solo_ext.lab.training.prepare import prepare
-from solo_ext.memory.state import State
 
 ROOT = Path(__file__).resolve().parents[1]
 MEMORY, SCALE = ROOT / "docs" / "project" / "memory.md", ROOT / "docs" / "guides" / "scale.md"
@@ -134,16 +123,6 @@ def step(method: str, symbols: Symbols, bank: bool = False) -> Traffic:
     return Traffic(value(formula.sum, symbols), value(formula.gather, symbols) + more)
 
 
-def ddp(parameters: int, batch_norm: int) -> Traffic:
-    """Gradients of all that learns, and the statistics of batch norm before a forward pass.
-
-    Args:
-        parameters: P, elements.
-        batch_norm: bytes of its buffers, those of momentum networks included.
-    """
-    return Traffic(all_reduce=4 * parameters, broadcast=batch_norm)
-
-
 def e_step(
     symbols: Symbols,
     counts: Sequence[int],
@@ -211,104 +190,42 @@ CONFIGS = (
     *("imagenet/seed_moco_v2", "imagenet/protoseed_moco_v2"),
 )
 """Of each method one; those without a config of ImageNet by that of ImageNet-100."""
-CLASSES = {"imagenet": 1000, "imagenet100": 100}
 IMAGENET, BILLION = {"n": 1_281_167, "R": 8, "N": 32}, {"n": 10**9, "R": 128, "N": 32}
 COUNTS, MARGINS = (25_000, 50_000, 100_000), (1000,)
 """PCL's granularities and the metric config's clusters."""
 COLD, WARM = 20, 5
-DEVICE, NODE = 80e9, 8
-"""Memory of a GPU, and GPUs of a node."""
+NODE = 8
+"""GPUs of a node."""
 NAME = len("n01440764/n01440764_10026.JPEG") + 1
 
 
-class Learned(NamedTuple):
-    """Of a config: sizes, parameters that learn, and bytes of batch norm that DDP broadcasts."""
-
-    method: str
-    symbols: Symbols
-    parameters: int
-    batch_norm: int
+def method_of(config: str) -> str:
+    """The method of one of :data:`CONFIGS`."""
+    return config.partition("/")[2].removesuffix("_moco_v2")
 
 
-@cache
-def learned(config: str) -> Learned:
-    """Builds the method; no image is read."""
-    logging.disable(logging.WARNING)
-    with teacher_of(config) as changes, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cfg = compose(config, ["data.val_path=null", *changes])
-        images = _Listed(CLASSES[config.partition("/")[0]])
-        with patch("solo_ext.lab.training.prepare.open_images", lambda *_: images):
-            prepared = prepare(cfg)
-        # A teacher's weights are read.
-        with torch.device("cpu" if changes else "meta"):
-            method = prepared.method(prepared.cfg)
-    logging.disable(logging.NOTSET)
-    given: dict[str, Any] = prepared.cfg["method_kwargs"]
+def sizes(config: str) -> dict[str, float]:
+    """The letters of a shipped config; two crops are embedded."""
+    given: dict[str, Any] = compose(config)["method_kwargs"]
     clusters, support, mixing = (
         given.get(key) or {} for key in ("clusters", "support_set", "mixing")
     )
     counts = given.get("num_prototypes") or clusters.get("num_prototypes") or 0
     counts = [counts] if isinstance(counts, int) else list(counts)
-    sizes = {
+    return {
+        **{"V": 2, "U": 2, "d": 1, "i": 3, "T": TILE},
+        **{"K": counts[0], "ΣK": sum(counts), "M": len(counts)},
+        # A distilled student has the width of its teacher's head.
         "D": given.get("proj_output_dim") or 128,
-        "V": 2,
-        "U": 2,
         "Q": given.get("queue_size") or support.get("size") or 0,
         "k": support.get("top_k") or 1,
         "s": mixing.get("num_pair_mixes") or 0,
-        "K": counts[0],
-        "ΣK": sum(counts),
-        "M": len(counts),
-        "d": 1,
-        "i": 3,
-        "T": TILE,
     }
-    parts = [m for m in method.modules() if isinstance(m, State) and m.frozen]
-    frozen = {id(m) for part in parts for m in part.modules()}
-    norms = (m for m in method.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    buffers = [b for m in norms if id(m) not in frozen for b in m.buffers(recurse=False)]
-    return Learned(
-        prepared.run.method,
-        sizes,
-        sum(p.numel() for p in method.parameters() if p.requires_grad),
-        sum(b.numel() * b.element_size() for b in buffers),
-    )
-
-
-class _Listed:
-    """Stands in for images."""
-
-    def __init__(self, classes: int) -> None:
-        self.classes = list(map(str, range(classes)))
-
-    def __len__(self) -> int:
-        return IMAGENET["n"]
-
-    def __getitem__(self, index: int) -> Any:
-        raise IndexError(index)
-
-
-@contextlib.contextmanager
-def teacher_of(config: str) -> Iterator[list[str]]:
-    """Changes of a config that name a ResNet-50 of MoCo v2 with random weights, if it needs one."""
-    if not config.endswith("moco_v2"):
-        yield []
-        return
-    from torchvision.models import resnet50
-
-    network = resnet50()
-    network.fc = nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 128))
-    weights = {f"module.encoder_q.{k}": v for k, v in network.state_dict().items()}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "teacher.pth"
-        torch.save({"state_dict": weights}, file)
-        yield [f"method_kwargs.teacher.path={file}"]
 
 
 def pages() -> dict[Path, str]:
     """The pages with their tables."""
-    memory = _formulas(), _numbers(), _e_step(), _largest()
+    memory = _formulas(), _numbers(), _e_step()
     return {
         MEMORY: updated(MEMORY.read_text(), "\n\n".join(memory)),
         SCALE: updated(SCALE.read_text(), "\n\n".join(_scale())),
@@ -351,17 +268,15 @@ def _formulas() -> str:
 def _numbers() -> str:
     rows = []
     for config in CONFIGS:
-        method, sizes, parameters, batch_norm = learned(config)
-        row = [f"`{config}`", f"{parameters / 1e6:.1f} M"]
+        row, method = [f"`{config}`"], method_of(config)
         for on in (IMAGENET, BILLION):
-            given = {**sizes, **on}
+            given = {**sizes(config), **on}
             temporary = value(FORMULAS[method].temporary, given)
-            gradients = ddp(parameters, batch_norm).sent(on["R"])
             own = step(method, given).sent(on["R"])
-            row += [amount(x) for x in (state(method, given), temporary, gradients, own)]
+            row += [amount(x) for x in (state(method, given), temporary, own)]
         rows.append(row)
-    columns = ["state", "temporary", "DDP", "own"]
-    return _table(["config", "P", *columns, *(f"{c}, 10^9" for c in columns)], rows)
+    columns = ["state", "temporary", "sent in a step"]
+    return _table(["config", *columns, *(f"{c}, 10^9" for c in columns)], rows)
 
 
 def _sent(given: Symbols, counts: Sequence[int], matched: bool = False) -> tuple[float, float]:
@@ -383,31 +298,19 @@ def _e_step() -> str:
     return _table(head, rows)
 
 
-def _largest() -> str:
-    """Images at which each table alone fills a device, for the documented K and D."""
-    rows, one = [], {"n": 1, "R": 1, "D": 128}
-    for name, counts in (("pcl", COUNTS), ("metric", MARGINS)):
-        share = sum(e_step_memory(one, len(counts)))
-        found = [r * DEVICE / s for s in (share, share + value(BANK, one)) for r in (8, 128)]
-        rows.append([f"`{name}`", *(f"{images / 1e6:.0f} million" for images in found)])
-    head = ["images that fill 80 GB", "8 GPUs", "128 GPUs", "`bank`, 8", "`bank`, 128"]
-    return _table(head, rows)
-
-
 def _scale() -> Iterator[str]:
     """What grows with the number of images, of PCL's ImageNet config."""
-    method, sizes, parameters, batch_norm = learned("imagenet/pcl")
+    letters = sizes("imagenet/pcl")
     host, device = [], []
     for power in range(6, 10):
         n = 10**power
         for gpus in (8, 64, 512):
-            given = {**sizes, "n": n, "R": gpus, "N": 32}
+            given = {**letters, "n": n, "R": gpus, "N": 32}
             features, numbers = e_step_memory(given, len(COUNTS))
-            held = state(method, given)
+            held = state("pcl", given)
             # The clusters as they were are part of the state.
             on_disk = held + numbers - value("4 M n / R", given)
-            sent = (ddp(parameters, batch_norm) + step(method, given)).sent(gpus)
-            row = held, on_disk + features, on_disk, sent, *_sent(given, COUNTS)
+            row = held, on_disk + features, on_disk, *_sent(given, COUNTS)
             device.append([f"10^{power}", str(gpus), *map(amount, row)])
         files, large = value(LISTING, {"n": n, "c": NAME}), n > LARGE
         own = 0 if large else files + 8 * n
@@ -416,7 +319,7 @@ def _scale() -> Iterator[str]:
     own = "a process's own, with the order"
     yield _table(["images", "listing", "of a node", own, "lists would take"], host)
     peaks = "E-step's peak", "`features_dir`"
-    head = ["images", "GPUs", "state", *peaks, "a step sends", "E-step sends, cold", "warm"]
+    head = ["images", "GPUs", "state", *peaks, "E-step sends, cold", "warm"]
     yield _table(head, device)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,23 +25,17 @@ IMAGES, BATCH = 2000, 256
 Pipelines = Sequence[Augmentation]
 
 
-class Batches:
-    """The next images at every call, in the same order for every source."""
-
-    def __init__(self, count: int, batch: int) -> None:
-        self.count, self.batch, self.next = count, batch, 0
-
-    def __call__(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        first, self.next = self.next, self.next + self.batch
-        return np.arange(first, self.next) % self.count
+def batches_of(count: int, batch: int) -> Iterator[Any]:
+    """Numbers of the next images, in the same order for every source."""
+    return (np.arange(first, first + batch) % count for first in itertools.count(0, batch))
 
 
 def by_torchvision(images: list[Image.Image], pipelines: Pipelines, batch: int) -> Work:
     """torchvision's transforms, image by image, collated."""
-    transform, batches = pretrain_transform("custom", pipelines), Batches(len(images), batch)
+    transform, batches = pretrain_transform("custom", pipelines), batches_of(len(images), batch)
 
     def work() -> list[torch.Tensor]:
-        views = [transform(images[i]) for i in batches()]
+        views = [transform(images[i]) for i in next(batches)]
         return [torch.stack(crops) for crops in zip(*views, strict=True)]
 
     return work
@@ -51,10 +46,10 @@ def on_the_batch(images: list[Image.Image], pipelines: Pipelines, batch: int) ->
     pixels = as_tensor(images)
     height, width = pixels.shape[2:]
     augment = BatchAugment("custom", pipelines, height, width, 5)
-    batches = Batches(len(images), batch)
+    batches = batches_of(len(images), batch)
 
     def work() -> Any:
-        samples = batches()
+        samples = next(batches)
         return augment(pixels[samples], augment.draw(0, samples))
 
     return work
@@ -62,7 +57,7 @@ def on_the_batch(images: list[Image.Image], pipelines: Pipelines, batch: int) ->
 
 def by_kornia(K: Any, images: list[Image.Image], pipelines: Pipelines, batch: int) -> Work:
     """kornia's augmentations of a batch with the same settings."""
-    pixels, batches = as_tensor(images), Batches(len(images), batch)
+    pixels, batches = as_tensor(images), batches_of(len(images), batch)
     made = []
     for p in pipelines:
         size, scale = p.crop_size, (p.rrc.crop_min_scale, p.rrc.crop_max_scale)
@@ -81,7 +76,7 @@ def by_kornia(K: Any, images: list[Image.Image], pipelines: Pipelines, batch: in
 
     @torch.no_grad()
     def work() -> list[torch.Tensor]:
-        x = pixels[batches()].float() / 255
+        x = pixels[next(batches)].float() / 255
         return [augment(x) for augment in made]
 
     return work

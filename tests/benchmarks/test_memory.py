@@ -17,6 +17,7 @@ from scripts.update_memory import (
     TILE,
     Traffic,
     e_step_memory,
+    method_of,
     pages,
     value,
 )
@@ -50,8 +51,7 @@ def test_a_tile_is_that_of_the_kernels() -> None:
 
 def test_every_method_has_its_lines() -> None:
     load_all()
-    methods = {name.partition("/")[2].removesuffix("_moco_v2") for name in CONFIGS}
-    assert methods == set(FORMULAS) == set(METHODS)
+    assert set(map(method_of, CONFIGS)) == set(FORMULAS) == set(METHODS)
 
 
 def unit(*shape: int) -> Tensor:
@@ -142,7 +142,6 @@ def test_temporaries(name: str) -> None:
     assert 0.5 < peak_bytes(work) / value(FORMULAS[name].temporary, {**S, **sizes}) < 1.5
 
 
-@pytest.mark.slow
 def test_pages_have_the_tables() -> None:
     """As ``python scripts/update_memory.py`` writes them."""
     for page, text in pages().items():

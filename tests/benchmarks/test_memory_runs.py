@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.update_memory import Traffic, ddp, e_step, state, step
+from scripts.update_memory import Traffic, e_step, state, step
 from tests.scripts import run_script
 
 pytestmark = pytest.mark.slow
@@ -87,8 +87,9 @@ def test_step(measured: dict[str, dict[str, Any]], name: str) -> None:
     """All that it gives to collectives: no state buffer is among what DDP broadcasts."""
     found, (method, _, sizes) = measured[name], RUNS[name]
     own = step(method, {**S, **sizes}, "bank" in name)
-    expected = ddp(found["parameters"], found["batch_norm"]) + own
-    assert Traffic(**found["step"]) == expected + EVERY_RUN
+    # Gradients, and the statistics of batch norm before a forward pass.
+    of_ddp = Traffic(all_reduce=4 * found["parameters"], broadcast=found["batch_norm"])
+    assert Traffic(**found["step"]) == own + of_ddp + EVERY_RUN
 
 
 @pytest.mark.parametrize(
