@@ -26,7 +26,8 @@ format:
 tables:
     uv run python scripts/update_results.py
     uv run python scripts/update_matrix.py
-    uv run python -m benchmarks.footprint
+    uv run python scripts/update_memory.py
+    uv run python -m benchmarks.page
 
 # Runs the documentation's notebooks anew, which keep what they show.
 notebooks *files:

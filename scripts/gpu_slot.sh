@@ -158,24 +158,19 @@ speed() {
     : >"$work/speed/parts.txt"
     set_up
     local tests=(-m gpu -n 0 -q "--junitxml=$work/speed/tests.xml")
-    local rows=(steps queue-loss nearest protocpc mochi sinkhorn waits)
-    local images=(--sizes 32 --rounds 3 --sources "torchvision, 2 workers" "batch, in memory")
-    local device=(--device cuda)
+    local rows=(steps queue-loss nearest protocpc mochi sinkhorn counts loading) device=(--device cuda)
     if [ -n "$toy" ]; then
         export CUDA_VISIBLE_DEVICES=
         tests+=(tests/clustering/test_backends.py)
-        rows=(sinkhorn)
-        images=(--images 256 --sizes 32 --rounds 1 --sources "torchvision, 0 workers")
+        rows=(sinkhorn loading)
         device=(--device cpu --quick)
     else
         needs_gpu
     fi
     part tests "$python" -m pytest "${tests[@]}"
     for row in "${rows[@]}"; do
-        part "speed-$row" "$python" -m benchmarks.speed "${device[@]}" --check --rows "$row" \
-            --json "$work/speed/speed.jsonl"
+        part "$row" "$python" -m benchmarks "$row" "${device[@]}" --check --json "$work/speed/speed.jsonl"
     done
-    part images "$python" -m benchmarks.loading "${images[@]}" --json "$work/speed/images.jsonl"
     give_back "$work/speed"
     [ ! -f "$work/speed/speed.md" ] || cat "$work/speed/speed.md"
     cat "$work/speed/parts.txt"

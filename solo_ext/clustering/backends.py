@@ -25,7 +25,7 @@ def resolve_backend(
 ) -> str:
     """Name of the k-means backend that will run: "torch", "hierarchical", "faiss" or "flash".
 
-    "auto" is "torch" on a CPU, where it is the fastest (row `e-step` of `benchmarks/speed`). On
+    "auto" is "torch" on a CPU, where it is the fastest (row `e-step` of `benchmarks`). On
     CUDA it is "flash" if flash-kmeans is installed and ``torch.use_deterministic_algorithms`` is
     off, else "torch". "flash" is "torch" with flash-kmeans' kernel for the nearest mean;
     "hierarchical" is "torch" with a search that is limited to near groups of means. "faiss" cannot

@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 logger = logging.getLogger(__name__)
 
@@ -122,10 +121,10 @@ def _form(
         return "plain"
     if not _on_gpu(first):
         return "plain" if size <= _CACHED.get(operation, _CACHED_ELSE) else "tiles"
-    if isinstance(first, FakeTensor) or torch.are_deterministic_algorithms_enabled():
+    if first.is_meta or torch.are_deterministic_algorithms_enabled():
         if "fused" in forms:
             return "fused"
-        return "plain" if isinstance(first, FakeTensor) or _fits(size, first, False) else "tiles"
+        return "plain" if first.is_meta or _fits(size, first, False) else "tiles"
     wanted = [x.requires_grad and torch.is_grad_enabled() for x in inputs]
     place = torch.cuda.get_device_name(first.device)
     shapes = [*(tuple(x.shape) for x in inputs), columns, first.dtype, *details]

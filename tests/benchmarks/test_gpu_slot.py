@@ -64,7 +64,7 @@ def test_toy_of_speed(tmp_path: Path) -> None:
     given = {"OUT": out, "WORK": work, "PACK": tmp_path / "none"}
     done = slot("speed", "--toy", MINUTES="5", **given)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    parts = ["tests", "speed-sinkhorn", "images"]
+    parts = ["tests", "sinkhorn", "loading"]
     lines = (work / "speed" / "parts.txt").read_text().splitlines()
     assert [line.partition(":")[0] for line in lines] == parts
     assert all(": done in " in line for line in lines), lines
@@ -72,7 +72,7 @@ def test_toy_of_speed(tmp_path: Path) -> None:
     assert "| Sinkhorn" in done.stdout or "| sinkhorn" in done.stdout.lower()
     with tarfile.open(out / "gpu_slot.tar.gz") as back:
         names = {Path(name).name for name in back.getnames()}
-    assert {"tests.xml", "speed.jsonl", "images.jsonl", "parts.txt"} <= names
+    assert {"tests.xml", "speed.jsonl", "speed.md", "parts.txt"} <= names
     none = slot("speed", "--toy", MINUTES="0", **given)
     assert none.returncode == 0
     assert [line.partition(": ")[2] for line in none.stdout.splitlines()[-3:]] == [

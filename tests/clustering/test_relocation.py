@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.interleaved import peak_bytes
+from benchmarks.measure import peak_bytes
 from solo_ext.clustering import kmeans, relocation
 from solo_ext.clustering.relocation import Relocation, halves, merge_costs
 from solo_ext.clustering.rows import exact_scale, on_grid, rows_of

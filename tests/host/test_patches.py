@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from benchmarks.speed.counting import Counter
+from benchmarks.counting import Counter
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.registry import Entry
 from solo_ext.host import Host, detect

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.interleaved import peak_bytes
+from benchmarks.measure import peak_bytes
 from solo_ext.core import distributed
 from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast, two_view_fits
 from solo_ext.losses import debiased_loss_func, hard_negative_loss_func, nt_xent_loss_func

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.interleaved import peak_bytes
+from benchmarks.measure import peak_bytes
 from solo_ext.kernels.nearest_rows import nearest_rows
 from solo_ext.kernels.tables import table_logsumexp
 from solo_ext.losses import proto_nce_loss_func, protocpc_step, seed_loss_func

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.interleaved import peak_bytes
+from benchmarks.measure import peak_bytes
 from solo_ext.kernels.mixed_logsumexp import MixDraws, MixedLogSumExp, mixed_logsumexp
 from solo_ext.losses.mochi import draw_mixes
 from tests.kernels.conftest import Tiled, slope, unit

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.interleaved import peak_bytes
+from benchmarks.measure import peak_bytes
 from solo_ext.memory.clusters import ClusterPrototypes
 from solo_ext.memory.features import FeatureBank, FeatureQueue, SupportSet
 from tests.memory.conftest import through_a_file

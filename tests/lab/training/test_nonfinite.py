@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
-from benchmarks.speed.counting import Counter
+from benchmarks.counting import Counter
 from solo_ext.core.errors import UserError
 from solo_ext.data.folders import ImageFiles
 from solo_ext.host.classifier import class_loss
@@ -504,7 +504,7 @@ class _AskedInSteps(Callback):
     def on_train_epoch_end(self, *_: Any) -> None:
         if self.counter is not None:
             self.counter.__exit__(None, None, None)
-            self.counts.append(self.counter.tally.synchronisations)
+            self.counts.append(len(self.counter.waits))
         self.counter = None
 
 

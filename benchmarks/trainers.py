@@ -1,0 +1,235 @@
+"""Real Trainers, one per thread, that take turns: a step or an epoch each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback
+from PIL import Image
+
+from benchmarks.record import Effort
+from solo_ext.config.compose import compose
+from solo_ext.lab.training.lightning_internals import after_own_hook
+from solo_ext.lab.training.prepare import prepare
+from solo_ext.lab.training.pretrain import pretrain
+
+BATCH, STEPS_PER_EPOCH = 256, 9
+CLASSES, _GRID = 10, 8
+TEACHERS = "SOLO_EXT_TEACHERS"
+"""Names the folder in which configs look for teachers."""
+ON_GPU = (
+    "backbone.name=resnet18",
+    "~backbone.kwargs.channels",
+    "~backbone.kwargs.small_stem",
+    "precision=bf16-mixed",
+    "data.augmentation=batch",
+    "data.in_memory=true",
+)
+"""solo-learn's ResNet-18 with its stem for small images, and crops that no core has to make."""
+
+
+class Turns:
+    """Lets one of several threads run at a time, in order."""
+
+    def __init__(self, count: int) -> None:
+        self._order, self._changed = list(range(count)), threading.Condition()
+
+    def take(self, who: int) -> None:
+        """Waits until it is this thread's turn."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._order[0] == who)
+
+    def give(self) -> None:
+        """Hands over to the next."""
+        with self._changed:
+            self._order.append(self._order.pop(0))
+            self._changed.notify_all()
+
+    def leave(self, who: int) -> None:
+        """Takes part no more."""
+        with self._changed:
+            self._order.remove(who)
+            self._changed.notify_all()
+
+
+class Timer(Callback):
+    """Times every step, or every epoch, of a run within its turn."""
+
+    def __init__(self, turns: Turns, who: int, per_epoch: bool) -> None:
+        self.turns, self.who, self.per_epoch = turns, who, per_epoch
+        self.seconds: list[float] = []
+        self.started = threading.Event()
+
+    def _begin(self) -> None:
+        # Kept until the next step begins: what lies between, loading, disturbs nobody's.
+        if self.seconds:
+            self.turns.give()
+        self.started.set()
+        self.turns.take(self.who)
+        self._watch = Stopwatch()
+
+    def _end(self) -> None:
+        self.seconds.append(self._watch.seconds())
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        if self.per_epoch:
+            self._begin()
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        if self.per_epoch:
+            self._end()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        if not self.per_epoch:
+            self._begin()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """A step ends with the method's own hook, which comes after the callbacks'."""
+        if not self.per_epoch:
+            after_own_hook(pl_module, lambda *_: self._end())
+
+
+class Stopwatch:
+    """Seconds of the processor since it was made; on a GPU those between two events there."""
+
+    def __init__(self) -> None:
+        self._event = None
+        if torch.cuda.is_available():
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+        self._start = time.process_time()
+
+    def seconds(self) -> float:
+        """Since the start; waits for the GPU."""
+        if self._event is None:
+            return time.process_time() - self._start
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        end.synchronize()
+        return float(self._event.elapsed_time(end)) / 1e3
+
+
+def train(
+    effort: Effort,
+    name: str,
+    changes: Sequence[str],
+    images: Path,
+    epochs: int,
+    callback: Callback | None = None,
+    run_dir: Path | None = None,
+) -> None:
+    """Trains the method of a CIFAR config on made images, for epochs of nine steps."""
+    gpu = effort.device == "cuda"
+    settings = [
+        "data.dataset=custom",
+        f"data.train_path={images}",
+        "data.val_path=null",
+        "data.augmentation=image",
+        "data.in_memory=false",
+        "precision=32-true",
+        "data.num_workers=0",
+        "online_eval.every_n_epochs=0",
+        "checkpoint.enabled=false",
+        "loggers=[]",
+        f"accelerator={'gpu' if gpu else 'cpu'}",
+        f"optimizer.batch_size={effort.size(BATCH)}",
+        f"max_epochs={epochs}",
+        "data.fraction=1.0",
+        *(ON_GPU if gpu else ()),
+    ]
+    run = prepare(compose(f"cifar10_cpu/{name}", [*settings, *changes]))
+    with tempfile.TemporaryDirectory() as folder:
+        callbacks = [] if callback is None else [callback]
+        pretrain(run, run_dir=run_dir or Path(folder), callbacks=callbacks, show_progress=False)
+
+
+def made_images(count: int, side: int) -> list[Image.Image]:
+    """Smooth random images, whose JPEG files are about as large as photographs of their size."""
+    draw = np.random.default_rng(0)
+    coarse = draw.integers(0, 256, (count, _GRID, _GRID, 3), dtype=np.uint8)
+    return [Image.fromarray(c).resize((side, side), Image.Resampling.BICUBIC) for c in coarse]
+
+
+def write_folders(root: Path, count: int, side: int) -> None:
+    """Writes them as JPEG files in class folders, ``<root>/<class>/<number>.jpg``."""
+    for number, image in enumerate(made_images(count, side)):
+        folder = root / str(number % CLASSES)
+        folder.mkdir(parents=True, exist_ok=True)
+        image.save(folder / f"{number}.jpg", quality=85)
+
+
+def training_images(effort: Effort, root: Path, steps: int = STEPS_PER_EPOCH) -> Path:
+    """Writes as many images as an epoch of some steps takes."""
+    write_folders(root, steps * effort.size(BATCH), 32)
+    return root
+
+
+@contextlib.contextmanager
+def a_teacher(effort: Effort) -> Iterator[None]:
+    """Trains the teacher of the CIFAR configs for one step, where they look for it."""
+    held = os.environ.get(TEACHERS)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[TEACHERS] = folder
+        try:
+            images = training_images(effort, Path(folder) / "images", steps=1)
+            changes = ("checkpoint.enabled=true", "scheduler.warmup_epochs=0")
+            place = Path(folder) / "cifar10_cpu"
+            train(effort, "teacher", changes, images, epochs=1, run_dir=place)
+            yield
+        finally:
+            os.environ.pop(TEACHERS)
+            if held is not None:
+                os.environ[TEACHERS] = held
+
+
+def race_trainers(
+    effort: Effort,
+    runs: Mapping[str, tuple[str, Sequence[str]]],
+    per_epoch: bool,
+    rounds: int,
+) -> dict[str, list[float]]:
+    """Seconds of every round, an epoch or a step, of every run: config and changes by name.
+
+    Raises:
+        Exception: what one of the runs raised.
+    """
+    turns = Turns(len(runs))
+    timers = [Timer(turns, who, per_epoch) for who in range(len(runs))]
+    failures: list[BaseException] = []
+    epochs = rounds if per_epoch else -(-rounds // STEPS_PER_EPOCH)
+
+    def work(who: int, name: str, changes: Sequence[str], images: Path) -> None:
+        try:
+            train(effort, name, changes, images, epochs, timers[who])
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            timers[who].started.set()
+            turns.leave(who)
+
+    with tempfile.TemporaryDirectory() as folder:
+        images = training_images(effort, Path(folder))
+        threads = [
+            threading.Thread(target=work, args=(who, *run, images), daemon=True)
+            for who, run in enumerate(runs.values())
+        ]
+        # Composing and seeding use what threads share: one run after the other starts.
+        for thread, timer in zip(threads, timers, strict=True):
+            thread.start()
+            timer.started.wait()
+        for thread in threads:
+            thread.join()
+    # Each run leaves the variable as it found it, which is another's where they overlap.
+    os.environ.pop("SOLO_EXT_RUN_DIR", None)
+    if failures:
+        raise failures[0]
+    return {name: timer.seconds for name, timer in zip(runs, timers, strict=True)}
