@@ -9,7 +9,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,11 +31,11 @@ from solo_ext.data.reading import (
 
 TARGETS = "targets.npy"
 KEY = "data.streaming"
-_UNITS = {"mb": 2**20, "gb": 2**30, "tb": 2**40}
 _LOCKS = 64
 """Number of lock files; shards that share one are downloaded one after the other."""
 _LONGEST = 300
 """Most characters that are shown of a storage's own message."""
+_MISSING = "the shard is not there"
 _MAX_REOPEN = 8
 """How often a copy may be removed, to make room, after its download and before it is opened."""
 
@@ -89,9 +88,7 @@ class Storage:
         self.remote = "://" in root
         self.root = (root if self.remote else os.path.expanduser(root)).rstrip("/") or "/"
         self.settings, self.folder = settings, Path(self.root)
-        self.limit = None
-        if self.remote and settings.cache_limit is not None:
-            self.limit = int(settings.cache_limit[:-2]) * _UNITS[settings.cache_limit[-2:]]
+        self.limit = settings.cache_limit if self.remote else None
         self._files: tuple[int, Any] | None = None
         self._lost: dict[str, str] = {}
 
@@ -135,7 +132,7 @@ class Storage:
                 file = open_regular(self.folder / shard.name)
             except FileNotFoundError:
                 if not self.remote:
-                    raise ValueError("the shard is not there") from None
+                    raise ValueError(_MISSING) from None
                 self._download(shard)
                 continue
             except UserError as error:
@@ -171,29 +168,23 @@ class Storage:
             atomic_write(self.folder / shard.name, lambda scratch: scratch.write_bytes(content))
 
     def _fetch_verified(self, shard: Shard) -> bytes:
-        """Downloads a shard; retries if it is missing or damaged, or the storage is unavailable."""
-        for attempt in range(1 + self.settings.download_retry):
-            if attempt:
-                time.sleep(2 ** (attempt - 1))
-            away = None
-            try:
-                content = self.read(shard.name)
-            except FileNotFoundError:
-                wrong: str | None = "the shard is not there"
-            except OSError as error:
-                away = error
-            else:
-                wrong = shard.wrong(content)
-                if wrong is None:
-                    return content
-        if away is not None:
+        """Downloads a shard, and notes one that is missing or damaged, so that it is asked once."""
+        try:
+            content = self.read(shard.name)
+        except FileNotFoundError:
+            wrong: str | None = _MISSING
+        except OSError as error:
             # If this were skipped, every sample would be left out until the storage is back.
             raise StorageUnavailable(
-                f"{self.root}/{shard.name}: {_said(away)} (tried {attempt + 1} times); look at the "
-                "connection and the credentials"
-            )
-        self._lost[shard.name] = f"{wrong} (tried {attempt + 1} times)"
-        raise ValueError(self._lost[shard.name])
+                f"{self.root}/{shard.name}: {_said(error)}; look at the connection and the "
+                "credentials"
+            ) from None
+        else:
+            wrong = shard.wrong(content)
+        if wrong is None:
+            return content
+        self._lost[shard.name] = wrong
+        raise ValueError(wrong)
 
     def _make_room(self, size: int) -> None:
         if self.limit is None:
@@ -246,10 +237,9 @@ def _file_system(root: str, settings: Streaming) -> Any:
         named["endpoint_override"] = endpoint
     elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
         named["region"] = fs.resolve_s3_region(place.partition("/")[0])
-    # Only `_fetch_verified` retries, so that `download_retry` is the total number of retries.
-    once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
+    retries = fs.AwsStandardS3RetryStrategy(max_attempts=1 + settings.download_retry)
     timeouts = {"connect_timeout": timeout, "request_timeout": timeout}
-    return fs.S3FileSystem(retry_strategy=once, **timeouts, **named)
+    return fs.S3FileSystem(retry_strategy=retries, **timeouts, **named)
 
 
 def _said(error: OSError) -> str:
