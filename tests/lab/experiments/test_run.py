@@ -372,12 +372,22 @@ def test_a_time_limit_stops_runs_that_go_on_next_time(tmp_path: Path, tiny: dict
     tiny["budgets"] = {"default": ["max_epochs=100000", "online_eval.every_n_epochs=0"]}
     settings = checked_benchmark(tiny | {"seeds": [1], "default_rows": ["simclr", "raw-pixels"]})
     plan, epochs = make_plan(settings), [0]
+    file = tmp_path / "runs" / plan[0].folder / EPOCHS
     for _ in range(2):
-        until = time.monotonic() + _SAVING + 15
-        launcher = LocalLauncher(1, 1, until=until)
-        assert run_benchmark(settings, plan, tmp_path, launcher) == ([], {})
-        assert time.monotonic() < until
-        epochs.append(len(read_jsonl(tmp_path / "runs" / plan[0].folder / EPOCHS)))
+        launcher = LocalLauncher(1, 1)
+
+        def limited(
+            folders: Sequence[Path], tick: Callable[[], None], launcher: LocalLauncher = launcher
+        ) -> dict[Path, str]:
+            def watch() -> None:
+                tick()
+                if len(read_jsonl(file)) > epochs[-1]:
+                    launcher.until = time.monotonic()
+
+            return launcher(folders, watch)
+
+        assert run_benchmark(settings, plan, tmp_path, limited) == ([], {})
+        epochs.append(len(read_jsonl(file)))
     assert epochs == sorted(set(epochs))
 
 
