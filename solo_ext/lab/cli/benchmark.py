@@ -31,17 +31,12 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     until = math.inf if args.within is None else time.monotonic() + 60 * args.within
     settings = read_benchmark(args.config, args.overrides)
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
-    known = read_records(out) if (out / RECORDS).is_file() else []
-    given = args.rows, args.devices, args.nodes
-    plan = make_plan(settings, *given, stages=args.stages)
+    plan = make_plan(settings, args.rows, args.devices, args.nodes, stages=args.stages)
     if args.dry_run:
+        known = read_records(out) if (out / RECORDS).is_file() else []
         held = {record["key"] for record in known}
         missing = [run for run in plan if run.key not in held]
-        if args.within is None:
-            return _dry_run(settings, missing, len(missing), _minutes(missing), out)
-        launcher = _launcher(args, settings.threads, out, until)
-        assert isinstance(launcher, LocalLauncher)
-        return _dry_slot(missing, launcher.places, args.within, out)
+        return _dry_run(settings, missing, len(missing), _minutes(missing), out)
     done, records = _run_plan(args, settings, plan, out, until)
     return {**done, **_written(args, out, None)} if records else done
 
@@ -112,21 +107,6 @@ def _run_plan(
     say(args, f"{len(records)} of {len(plan)} runs have records in {out}")
     counts = {"out": str(out), "records": len(records), "runs": len(plan)}
     return {**counts, "failed": _failures(failed)}, records
-
-
-def _dry_slot(missing: Sequence[PlannedRun], places: int, within: int, out: Path) -> dict[str, Any]:
-    """Lists which runs would start within a limit and when, by their declared minutes."""
-    free, chosen = [0.0] * places, []
-    for run in missing:
-        begin = min(free)
-        minutes = run.minutes or 0
-        if begin + minutes <= within:
-            free[free.index(begin)] += minutes
-            chosen.append(run)
-            _progress(f"{run.folder}  minute {begin:g} to {begin + minutes:g}")
-    left = len(missing) - len(chosen)
-    _progress(f"{len(chosen)} runs in {within} minutes, {places} at once; {left} after these")
-    return {"out": str(out), "runs": [run.folder for run in chosen]}
 
 
 def _dry_run(
