@@ -187,7 +187,6 @@ def litdata_s3_workers(root: Path) -> None:
     """Training reads an image before its loaders start their workers."""
 
     def use(server: Server) -> None:
-        print("S3, two workers:", outcome(lambda: all_right(Litdata("s3://bucket/c"), 2)))
         images = Litdata("s3://bucket/c")
         assert images[3]
         print("S3, two workers after a first image:", outcome(lambda: all_right(images, 2)))

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,13 +30,9 @@ from solo_ext.data.reading import (
 
 TARGETS = "targets.npy"
 KEY = "data.streaming"
-_LOCKS = 64
-"""Number of lock files; shards that share one are downloaded one after the other."""
 _LONGEST = 300
 """Most characters that are shown of a storage's own message."""
 _MISSING = "the shard is not there"
-_MAX_REOPEN = 8
-"""How often a copy may be removed, to make room, after its download and before it is opened."""
 
 
 @dataclass(frozen=True)
@@ -127,45 +122,47 @@ class Storage:
         """
         if shard.name in self._lost:
             raise ValueError(self._lost[shard.name])
-        for _ in range(_MAX_REOPEN):
-            try:
-                file = open_regular(self.folder / shard.name)
-            except FileNotFoundError:
-                if not self.remote:
-                    raise ValueError(_MISSING) from None
-                self._download(shard)
-                continue
-            except UserError as error:
-                cause = error.__cause__
-                if isinstance(cause, OSError) and cause.errno in NOT_THE_IMAGES_FAULT:
-                    raise cause from None
-                raise ValueError(str(error)) from None
-            size = os.fstat(file.fileno()).st_size
-            if size == shard.size:
-                if self.limit is not None:
-                    os.utime(file.fileno())
-                return file
-            file.close()
-            if not self.remote:
-                raise ValueError(f"the shard has {size} bytes, and {shard.size} in the index")
-            (self.folder / shard.name).unlink(missing_ok=True)
-        raise StorageUnavailable(
-            f"{KEY}.cache_limit={self.settings.cache_limit!r}: {shard.name} was removed to make "
-            f"room before it was read, {_MAX_REOPEN} times; raise the limit"
-        )
+        file = self._held(shard)
+        if file is None and not self.remote:
+            raise ValueError(_MISSING)
+        return self._downloaded(shard) if file is None else file
 
-    def _download(self, shard: Shard) -> None:
-        number = zlib.crc32(os.fsencode(shard.name)) % _LOCKS
-        with locked(self.folder / f"{number}.lock"):
-            if (self.folder / shard.name).exists():
+    def _held(self, shard: Shard) -> BinaryIO | None:
+        """Opens the file of a shard; ``None`` if it is missing, or if a copy is incomplete."""
+        try:
+            file = open_regular(self.folder / shard.name)
+        except FileNotFoundError:
+            return None
+        except UserError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in NOT_THE_IMAGES_FAULT:
+                raise cause from None
+            raise ValueError(str(error)) from None
+        size = os.fstat(file.fileno()).st_size
+        if size == shard.size:
+            if self.limit is not None:
+                os.utime(file.fileno())
+            return file
+        file.close()
+        if not self.remote:
+            raise ValueError(f"the shard has {size} bytes, and {shard.size} in the index")
+        return None
+
+    def _downloaded(self, shard: Shard) -> BinaryIO:
+        with locked(self.folder / f".{shard.name}.lock"):
+            file = self._held(shard)
+            if file is not None:
                 # Another process was first.
-                return
+                return file
             for left in self.folder.glob(f".{shard.name}.*.saving"):
                 # A process that was killed left it.
                 left.unlink(missing_ok=True)
             content = self._fetch_verified(shard)
-            self._make_room(shard.size)
-            atomic_write(self.folder / shard.name, lambda scratch: scratch.write_bytes(content))
+            with self._room(shard.size):
+                atomic_write(self.folder / shard.name, lambda scratch: scratch.write_bytes(content))
+                file = self._held(shard)
+        assert file is not None
+        return file
 
     def _fetch_verified(self, shard: Shard) -> bytes:
         """Downloads a shard, and notes one that is missing or damaged, so that it is asked once."""
@@ -186,15 +183,18 @@ class Storage:
         self._lost[shard.name] = wrong
         raise ValueError(wrong)
 
-    def _make_room(self, size: int) -> None:
+    @contextlib.contextmanager
+    def _room(self, size: int) -> Iterator[None]:
+        """Removes copies until a new one fits; no other process removes any until it is opened."""
         if self.limit is None:
+            yield
             return
         # Copies of an earlier index of this address count too.
         of_address = self.folder.parents[1]
         with locked(of_address / "room.lock"):
             held = []
             for file in of_address.glob("*/shards/*"):
-                # Another process may be replacing or removing this file.
+                # Another process may be replacing this file.
                 with contextlib.suppress(FileNotFoundError):
                     if file.suffix != ".lock":
                         state = file.stat()
@@ -206,6 +206,7 @@ class Storage:
                 if file.suffix != ".saving":
                     file.unlink(missing_ok=True)
                     free += bytes_
+            yield
 
     def _opened(self) -> Any:
         """This process's own connection: after a fork, the one of the parent cannot be used."""
