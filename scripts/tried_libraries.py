@@ -3,20 +3,18 @@
 # dependencies = ["litdata==0.2.76", "datasets==5.2.0", "moto[server]==5.2.5", "optuna==5.0.0",
 #                 "submitit==1.5.4", "torch", "torchvision", "pillow"]
 # ///
-"""Asks other libraries for what our own readers and benchmarks promise.
+"""Asks other libraries for what our own readers and benchmarks promise, a line for each check.
 
-    uv run scripts/tried_libraries.py                  # every check; waits for litdata take minutes
-    uv run scripts/tried_libraries.py litdata_code     # one of them
+    uv run scripts/tried_libraries.py                 # all of them; some wait for minutes
+    uv run scripts/tried_libraries.py litdata_code    # one
 
-It prints a line for each check. docs/project/libraries.md has what they said.
+docs/project/libraries.md has what they said.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,11 +22,21 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-COUNT, EACH = 60, 10
-ORDER = [(37 * i) % COUNT for i in range(COUNT)]
+COUNT, EACH, CHUNK = 60, 10, "chunk-0-2.bin"
+ADDRESS = "s3://bucket/chunks"
+
+
+def say(check: str, do: Callable[[], Any]) -> None:
+    begin = time.monotonic()
+    try:
+        found = str(do())
+    except Exception as error:
+        found = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    print(f"{check}: {found} ({time.monotonic() - begin:.0f} s)", flush=True)
 
 
 def png(level: int) -> bytes:
@@ -39,47 +47,14 @@ def png(level: int) -> bytes:
     return file.getvalue()
 
 
-class Touch:
-    """What runs a command when it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.file,)
-
-
-def outcome(do: Callable[[], Any]) -> str:
-    begin = time.monotonic()
-    try:
-        found = str(do())
-    except Exception as error:
-        found = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-    return f"{found} ({time.monotonic() - begin:.0f} s)"
-
-
-# litdata.
-
-
-def write_chunks(root: Path, samples: list[Any]) -> Path:
-    from litdata.streaming.writer import BinaryWriter
-
-    writer = BinaryWriter(str(root), chunk_size=EACH)
-    for index, sample in enumerate(samples):
-        writer[index] = sample
-    writer.done()
-    writer.merge()
-    return root
-
-
 class Litdata:
-    """A map-style data set: a run draws the order itself, to resume within an epoch."""
+    """A map-style data set: the order is drawn elsewhere, to resume within an epoch."""
 
     def __init__(self, path: Path | str, whole: bool = True) -> None:
         import litdata
         from litdata.streaming import downloader
 
-        # Without it the client of S3 refuses a server without TLS.
+        # Its client of S3 refuses a server without TLS otherwise.
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = "true"
         self.images = litdata.StreamingDataset(str(path), shuffle=False)
         self.images._on_demand_bytes = not whole
@@ -88,184 +63,137 @@ class Litdata:
         return len(self.images)
 
     def __getitem__(self, index: int) -> bool:
-        sample = self.images[index]
-        return (sample["image"], sample["label"]) == (png(index), index // 20)
+        return self.images[index] == {"image": png(index), "label": index // 20}
+
+    def in_order(self, workers: int) -> str:
+        from torch.utils.data import DataLoader
+
+        order = [37 * i % COUNT for i in range(COUNT)]
+        loader = DataLoader(self, 4, sampler=order, num_workers=workers, collate_fn=list)
+        return f"{sum(right for batch in loader for right in batch)} of {len(self)} are right"
 
 
-def chunks(root: Path) -> Path:
-    return write_chunks(root / "c", [{"image": png(i), "label": i // 20} for i in range(COUNT)])
+def written(root: Path, samples: list[Any] | None = None) -> Path:
+    from litdata.streaming.writer import BinaryWriter
 
-
-def all_right(images: Any, workers: int = 0) -> str:
-    from torch.utils.data import DataLoader
-
-    loader = DataLoader(images, 4, sampler=ORDER, num_workers=workers, collate_fn=list)
-    return f"{sum(ok for batch in loader for ok in batch)} of {len(images)} are right"
+    writer = BinaryWriter(str(root), chunk_size=EACH)
+    every = samples or [{"image": png(i), "label": i // 20} for i in range(COUNT)]
+    for index, sample in enumerate(every):
+        writer[index] = sample
+    writer.done()
+    writer.merge()
+    return root
 
 
 def litdata_order(root: Path) -> None:
-    images = Litdata(chunks(root))
-    print("a drawn order, here:", outcome(lambda: all_right(images)))
-    print("with two workers:", outcome(lambda: all_right(images, 2)))
+    images = Litdata(written(root / "chunks"))
+    for workers in (0, 2):
+        say(f"a drawn order, {workers} workers", partial(images.in_order, workers))
 
 
 def litdata_faults(root: Path) -> None:
-    for name, damage in {
-        "missing": lambda file: file.unlink(),
-        "cut": lambda file: file.write_bytes(file.read_bytes()[:-5]),
-        "overwritten": lambda file: file.write_bytes(b"\xff" * file.stat().st_size),
-    }.items():
-        place = chunks(root / name)
-        damage(place / "chunk-0-2.bin")
-        print(f"a chunk is {name}:", outcome(lambda place=place: Litdata(place)[23]))
+    damages = {
+        "missing": Path.unlink,
+        "cut": lambda file: os.truncate(file, file.stat().st_size - 5),
+        "changed": lambda file: file.write_bytes(file.read_bytes().replace(png(23), png(24))),
+    }
+    for name, damage in damages.items():
+        damage(written(root / name) / CHUNK)
+        say(f"a chunk is {name}", lambda name=name: Litdata(root / name)[23])
+
+
+class Touch:
+    """What calls a function when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
 
 
 def litdata_code(root: Path) -> None:
-    """Data whose index names the format pickle for a column."""
-    write_chunks(root / "c", [{"image": Touch(root / "ran"), "label": 0}] * 3)
-    outcome(lambda: Litdata(root / "c")[0])
-    print("code in a data set runs:", (root / "ran").exists())
+    written(root / "chunks", [{"image": Touch(root / "ran"), "label": 0}])
+    Litdata(root / "chunks")[0]
+    print("the code of a data set runs:", (root / "ran").exists())
 
 
-def litdata_mosaicml(root: Path) -> None:
+def litdata_mosaicml(_: Path) -> None:
     place = Path(__file__).resolve().parents[1] / "tests" / "data" / "mosaicml_shards"
-    print("shards of MosaicML that are not compressed:", outcome(lambda: len(Litdata(place))))
+    say("plain shards of MosaicML", lambda: len(Litdata(place)))
 
 
 class Server:
-    """A server of S3 that holds the chunks in memory."""
+    """S3, with the chunks."""
 
-    def __init__(self, files: Path, port: int | None = None) -> None:
+    def __init__(self, files: Path, port: int = 0) -> None:
         import boto3
 
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = port = port or free.getsockname()[1]
-        os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-        os.environ |= {"AWS_DEFAULT_REGION": "us-east-1"}
-        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
-        words = [sys.executable, "-m", "moto.server", "-p", str(port)]
-        null = subprocess.DEVNULL
-        self.process = subprocess.Popen(words, stdout=null, stderr=null)
-        while True:
-            with socket.socket() as tried:
-                if not tried.connect_ex(("127.0.0.1", port)):
-                    break
-            time.sleep(0.1)
+        with socket.create_server(("127.0.0.1", port)) as free:
+            self.port = free.getsockname()[1]
+        given = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
+        given["ENDPOINT_URL"] = f"http://127.0.0.1:{self.port}"
+        os.environ |= {f"AWS_{key}": value for key, value in given.items()}
+        words = [sys.executable, "-m", "moto.server", "-p", str(self.port)]
+        self.process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        time.sleep(10)
         self.client = boto3.client("s3")
         self.client.create_bucket(Bucket="bucket")
         for file in files.iterdir():
             self.put(file.name, file.read_bytes())
 
     def put(self, name: str, content: bytes) -> None:
-        self.client.put_object(Bucket="bucket", Key=f"c/{name}", Body=content)
+        self.client.put_object(Bucket="bucket", Key=f"chunks/{name}", Body=content)
 
 
-def on_s3(root: Path, use: Callable[[Server], None]) -> None:
-    server = Server(chunks(root))
-    try:
-        use(server)
-    finally:
+def litdata_s3(root: Path, case: str) -> None:
+    server = Server(written(root / "chunks"))
+    if case == "a chunk is missing":
+        server.client.delete_object(Bucket="bucket", Key=f"chunks/{CHUNK}")
+    if case == "a chunk is cut":
+        server.put(CHUNK, (root / "chunks" / CHUNK).read_bytes()[:-5])
+    images = Litdata(ADDRESS, whole=case != "one image")
+    if case == "two workers after a first image":
+        assert images[3]
+        say(f"S3, {case}", lambda: images.in_order(2))
+    elif case == "a drawn order":
+        say(f"S3, {case}", lambda: images.in_order(0))
+    elif case == "the server is killed":
+        assert images[3]
         server.process.kill()
+        say(f"S3, {case}", lambda: images[33])
+        server = Server(root / "chunks", server.port)
+        say("S3, the server is back", lambda: images[43])
+    else:
+        say(f"S3, {case}", lambda: images[23])
+    server.process.kill()
 
 
-def litdata_s3_one(root: Path) -> None:
-    on_s3(
-        root,
-        lambda _: print("S3, one image:", outcome(lambda: Litdata("s3://bucket/c", False)[23])),
-    )
-
-
-def litdata_s3_order(root: Path) -> None:
-    on_s3(
-        root,
-        lambda _: print("S3, whole chunks:", outcome(lambda: all_right(Litdata("s3://bucket/c")))),
-    )
-
-
-def litdata_s3_workers(root: Path) -> None:
-    """Training reads an image before its loaders start their workers."""
-
-    def use(server: Server) -> None:
-        images = Litdata("s3://bucket/c")
-        assert images[3]
-        print("S3, two workers after a first image:", outcome(lambda: all_right(images, 2)))
-
-    on_s3(root, use)
-
-
-def litdata_s3_missing(root: Path) -> None:
-    def use(server: Server) -> None:
-        server.client.delete_object(Bucket="bucket", Key="c/chunk-0-2.bin")
-        print("S3, a chunk is missing:", outcome(lambda: Litdata("s3://bucket/c")[23]))
-
-    on_s3(root, use)
-
-
-def litdata_s3_cut(root: Path) -> None:
-    def use(server: Server) -> None:
-        server.put("chunk-0-2.bin", (root / "c" / "chunk-0-2.bin").read_bytes()[:-5])
-        print("S3, a chunk is cut:", outcome(lambda: Litdata("s3://bucket/c")[23]))
-
-    on_s3(root, use)
-
-
-def litdata_s3_killed(root: Path) -> None:
-    def use(server: Server) -> None:
-        images = Litdata("s3://bucket/c")
-        assert images[3]
-        server.process.send_signal(signal.SIGKILL)
-        print("S3, the server is killed:", outcome(lambda: images[33]))
-        again = Server(root / "c", server.port)
-        print("S3, it is back:", outcome(lambda: images[43]))
-        again.process.kill()
-
-    on_s3(root, use)
-
-
-# datasets.
-
-
-def load(root: Path, change: Callable[[Path], object], streaming: bool = False) -> Any:
+def datasets_tars(root: Path) -> None:
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     datasets.disable_progress_bars()
-    for shard in range(COUNT // EACH):
-        with tarfile.open(root / f"train-{shard}.tar", "w") as tar:
-            for index in range(shard * EACH, (shard + 1) * EACH):
+
+    def load(name: str, streaming: bool = False, end: int | None = None) -> Any:
+        place = root / name
+        place.mkdir()
+        for index in range(COUNT):
+            with tarfile.open(place / f"train-{index // EACH}.tar", "a") as tar:
                 for kind, content in (("png", png(index)), ("cls", b"%d" % (index // 20))):
                     member = tarfile.TarInfo(f"{index:03}.{kind}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
-    change(root)
-    given = {"split": "train", "cache_dir": str(root / "cache"), "streaming": streaming}
-    return datasets.load_dataset("webdataset", data_files=str(root / "*.tar"), **given)
-
-
-def datasets_tars(root: Path) -> None:
-    def cut(end: int) -> Callable[[Path], object]:
-        def change(place: Path) -> None:
+        if end is not None:
             os.truncate(place / "train-2.tar", end)
+        given = {"split": "train", "cache_dir": str(place / "cache"), "streaming": streaming}
+        return datasets.load_dataset("webdataset", data_files=str(place / "*.tar"), **given)
 
-        return change
-
-    def fresh(name: str) -> Path:
-        (root / name).mkdir()
-        return root / name
-
-    whole = fresh("whole")
-    print("tars, images:", outcome(lambda: len(load(whole, lambda _: None))))
-    copies = [file.name for file in (whole / "cache").rglob("*.arrow")]
-    print("tars, copies of all images that it writes:", copies)
-    print(
-        "tars, streaming, a length:", outcome(lambda: len(load(fresh("s"), lambda _: None, True)))
-    )
-    print("tars, cut within a file:", outcome(lambda: load(fresh("within"), cut(5000))))
-    print("tars, cut between files:", outcome(lambda: len(load(fresh("between"), cut(4096)))))
-
-
-# Optuna and submitit.
+    say("tars, images", lambda: len(load("whole")))
+    print("tars, copies of all images:", *(f.name for f in (root / "whole").rglob("*.arrow")))
+    say("tars, streaming, a length", lambda: len(load("streaming", streaming=True)))
+    say("tars, one is cut within a file", lambda: len(load("within", end=5000)))
+    say("tars, one is cut between two files", lambda: len(load("between", end=4096)))
 
 
 def optuna_order(_: Path) -> None:
@@ -274,36 +202,27 @@ def optuna_order(_: Path) -> None:
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     lr = {"lr": optuna.distributions.FloatDistribution(0.03, 1.0, log=True)}
 
-    def draws(at_once: int, sampler: Any) -> list[float]:
-        study, found, open_ = optuna.create_study(sampler=sampler), list[float](), list[Any]()
-        for _ in range(8):
-            open_.append(study.ask(lr))
-            found.append(open_[-1].params["lr"])
-            if len(open_) == at_once:
-                for trial in open_:
+    def draws(sampler: Any, at_once: int) -> list[float]:
+        study, trials = optuna.create_study(sampler=sampler), list[Any]()
+        for number in range(16):
+            trials.append(study.ask(lr))
+            if (number + 1) % at_once == 0:
+                for trial in trials[-at_once:]:
                     study.tell(trial, trial.params["lr"])
-                open_.clear()
-        return found
+        return [trial.params["lr"] for trial in trials]
 
-    for name in ("TPESampler", "QMCSampler"):
-        kind = getattr(optuna.samplers, name)
-        given = {"seed": 0, **({"n_startup_trials": 2} if name == "TPESampler" else {})}
-        same = draws(1, kind(**given)) == draws(4, kind(**given))
-        print(f"{name}, the same trials one after another and four at a time: {same}")
-
-    def kept(order: range) -> list[int]:
-        study = optuna.create_study(
-            direction="maximize", pruner=optuna.pruners.SuccessiveHalvingPruner(1, 4)
-        )
-        trials, goes_on = [study.ask() for _ in order], []
-        for number in order:
-            trials[number].report(number, 1)
-            if not trials[number].should_prune():
-                goes_on.append(number)
-        return sorted(goes_on)
-
-    both = kept(range(8)), kept(range(7, -1, -1))
-    print("halving, which of eight trials go on, the best last and the best first:", *both)
+    for kind in (optuna.samplers.TPESampler, optuna.samplers.QMCSampler):
+        same = draws(kind(seed=0), 1) == draws(kind(seed=0), 16)
+        print(f"{kind.__name__}, the same trials one by one and side by side:", same)
+    for order in (range(8), range(7, -1, -1)):
+        pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4)
+        study = optuna.create_study(direction="maximize", pruner=pruner)
+        trials = [study.ask() for _ in order]
+        kept = 0
+        for score in order:
+            trials[score].report(score, 1)
+            kept += not trials[score].should_prune()
+        print(f"halving, of the scores {list(order)} in this order go on:", kept)
 
 
 def wait(_: int) -> tuple[float, float]:
@@ -319,11 +238,17 @@ def submitit_at_once(root: Path) -> None:
     executor.update_parameters(timeout_min=5, slurm_array_parallelism=2)
     times = [job.result() for job in executor.map_array(wait, range(6))]
     most = max(sum(begin <= moment < end for begin, end in times) for moment, _ in times)
-    print("six jobs, two of them at a time; most at once:", most)
+    print("six jobs, two at a time; most at once:", most)
 
 
-NAMES = ("litdata_", "datasets_", "optuna_", "submitit_")
-CHECKS = {name: made for name, made in list(globals().items()) if name.startswith(NAMES)}
+EVERY = [litdata_order, litdata_faults, litdata_code, litdata_mosaicml, datasets_tars]
+CHECKS: dict[str, Callable[[Path], None]] = {
+    check.__name__: check for check in [*EVERY, optuna_order, submitit_at_once]
+}
+for name in ("one image", "a drawn order", "two workers after a first image"):
+    CHECKS[name] = partial(litdata_s3, case=name)
+for name in ("a chunk is missing", "a chunk is cut", "the server is killed"):
+    CHECKS[name] = partial(litdata_s3, case=name)
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--here"]:
@@ -333,8 +258,5 @@ if __name__ == "__main__":
         os._exit(0)
     for check in sys.argv[1:] or CHECKS:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-            own = {**os.environ, "LITDATA_CACHE_DIR": f"{scratch}/copies"}
             call = [sys.executable, __file__, "--here", check, scratch]
-            done = subprocess.run(call, env=own, stderr=subprocess.PIPE, text=True, timeout=900)
-            if done.returncode:
-                print(check, json.dumps(done.stderr[-500:]))
+            subprocess.run(call, env={**os.environ, "LITDATA_CACHE_DIR": f"{scratch}/copies"})

@@ -186,27 +186,24 @@ class Storage:
     @contextlib.contextmanager
     def _room(self, size: int) -> Iterator[None]:
         """Removes copies until a new one fits; no other process removes any until it is opened."""
-        if self.limit is None:
-            yield
-            return
         # Copies of an earlier index of this address count too.
         of_address = self.folder.parents[1]
         with locked(of_address / "room.lock"):
-            held = []
-            for file in of_address.glob("*/shards/*"):
-                # Another process may be replacing this file.
-                with contextlib.suppress(FileNotFoundError):
-                    if file.suffix != ".lock":
-                        state = file.stat()
-                        held.append((state.st_mtime_ns, state.st_size, file))
-            free = self.limit - size - sum(bytes_ for _, bytes_, _ in held)
-            for _, bytes_, file in sorted(held):
-                if free >= 0:
-                    break
-                if file.suffix != ".saving":
-                    file.unlink(missing_ok=True)
-                    free += bytes_
+            if self.limit is not None:
+                self._remove(of_address, self.limit - size)
             yield
+
+    def _remove(self, of_address: Path, most: int) -> None:
+        """Removes the copies that were opened longest ago, until the others fit into ``most``."""
+        files = of_address.glob("*/shards/*")
+        copies = [(f.stat(), f) for f in files if f.suffix not in (".lock", ".saving")]
+        held = sorted((state.st_mtime_ns, state.st_size, file) for state, file in copies)
+        over = sum(size for _, size, _ in held) - most
+        for _, size, file in held:
+            if over <= 0:
+                break
+            file.unlink(missing_ok=True)
+            over -= size
 
     def _opened(self) -> Any:
         """This process's own connection: after a fork, the one of the parent cannot be used."""
