@@ -6,8 +6,8 @@
 #   scripts/gpu_slot.sh speed [--toy]    # tests marked gpu, steps and operations beside their peers, loading
 #
 # Both set up from gpu_pack/ what the machine lacks, where that folder is; else they take the active
-# environment and the images in $SOLO_EXT_DATA/cifar10/{train,test}. `--dry-run` says what would run and
-# when, `--toy` runs everything at tiny sizes on a CPU. Repeat the command, or call it on another machine
+# environment and the images in $SOLO_EXT_DATA/cifar10/{train,test}. `--dry-run` says what is
+# missing, `--toy` runs everything at tiny sizes on a CPU. Repeat the command, or call it on another machine
 # with the records that came back: a run that has a record is not run again.
 #
 #   MINUTES=9     after which it has ended, set-up included
@@ -103,15 +103,15 @@ train() {
         local tiny="'max_epochs=2','scheduler.warmup_epochs=1','precision=32-true','accelerator=cpu'"
         tiny+=",'backbone.name=timm/resnet10t','optimizer.batch_size=32'"
         more=("budgets.50=[$tiny,'backbone.kwargs={channels: [8, 8, 8, 8], small_stem: false}']"
-            "evaluation.linear={max_iterations: 5}" --rows simclr hard_negative)
+            "evaluation.linear={max_iterations: 5}" stages.a.minutes=1 --rows simclr hard_negative)
     else
         [ -n "${dry[*]}" ] || needs_gpu
     fi
     # Whole minutes, so that up to one is kept for what comes back.
     local minutes=$((${MINUTES:-9} - (SECONDS + 59) / 60)) code=0
     [ "$minutes" -ge 1 ] || fail "no time is left of MINUTES=${MINUTES:-9}"
-    $python -m solo_ext benchmark run cifar10_slots "${more[@]:0:2}" --out "$out" --stages "${stages[@]}" \
-        --parallel "${PARALLEL:-6}" --within "$minutes" "${dry[@]}" "${more[@]:2}" || code=$?
+    $python -m solo_ext benchmark run cifar10_slots "${more[@]:0:3}" --out "$out" --stages "${stages[@]}" \
+        --parallel "${PARALLEL:-6}" --within "$minutes" "${dry[@]}" "${more[@]:3}" || code=$?
     [ -n "${dry[*]}" ] || give_back "$out"
     exit "$code"
 }

@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ByteSize,
     ConfigDict,
     Field,
     SerializeAsAny,
@@ -89,8 +90,6 @@ Workers = Annotated[NonNegativeInt, BeforeValidator(_of_this_machine)]
 Folders = FolderName | Annotated[list[FolderName], MinLen(1)]
 RunName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 Format = Literal["image_folder", "h5", "huggingface", "streaming", "webdataset", "dali"]
-Size = Annotated[str, Field(pattern=r"^[1-9]\d*(mb|gb|tb)$")]
-"""Bytes in units of 1024, such as ``200gb``."""
 Strategy = Literal[
     "auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"
 ]
@@ -146,19 +145,19 @@ class Streaming(Section):
         cache_limit: largest total size of the copies from one address, such as ``200gb``; null
             keeps all.
         shuffle_shards: number of shards that a batch is drawn from, an equal share from each.
-        download_retry: number of retries of a failed download, after 1, 2, 4, ... seconds.
-        download_timeout: seconds that a request may take.
+        download_retry: number of retries of a failed request to S3.
+        download_timeout: seconds that a request to S3 may take, and for which GCS is tried again.
         anonymous: whether storage is accessed without credentials, as public buckets allow.
         image: column of the images, or in tars their file extension; null detects it.
         label: column of the labels, or in tars a file extension or a key of ``json``; null detects
             it.
 
-    >>> Streaming(cache_limit="200gb").shuffle_shards
-    32
+    >>> Streaming(cache_limit="200gb").cache_limit
+    200000000000
     """
 
     cache_dir: FolderName | None = None
-    cache_limit: Size | None = None
+    cache_limit: ByteSize | None = None
     shuffle_shards: PositiveInt = 32
     download_retry: NonNegativeInt = 3
     download_timeout: PositiveFloat = 60.0

@@ -9,8 +9,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,13 +30,9 @@ from solo_ext.data.reading import (
 
 TARGETS = "targets.npy"
 KEY = "data.streaming"
-_UNITS = {"mb": 2**20, "gb": 2**30, "tb": 2**40}
-_LOCKS = 64
-"""Number of lock files; shards that share one are downloaded one after the other."""
 _LONGEST = 300
 """Most characters that are shown of a storage's own message."""
-_MAX_REOPEN = 8
-"""How often a copy may be removed, to make room, after its download and before it is opened."""
+_MISSING = "the shard is not there"
 
 
 @dataclass(frozen=True)
@@ -89,9 +83,7 @@ class Storage:
         self.remote = "://" in root
         self.root = (root if self.remote else os.path.expanduser(root)).rstrip("/") or "/"
         self.settings, self.folder = settings, Path(self.root)
-        self.limit = None
-        if self.remote and settings.cache_limit is not None:
-            self.limit = int(settings.cache_limit[:-2]) * _UNITS[settings.cache_limit[-2:]]
+        self.limit = settings.cache_limit if self.remote else None
         self._files: tuple[int, Any] | None = None
         self._lost: dict[str, str] = {}
 
@@ -130,91 +122,88 @@ class Storage:
         """
         if shard.name in self._lost:
             raise ValueError(self._lost[shard.name])
-        for _ in range(_MAX_REOPEN):
-            try:
-                file = open_regular(self.folder / shard.name)
-            except FileNotFoundError:
-                if not self.remote:
-                    raise ValueError("the shard is not there") from None
-                self._download(shard)
-                continue
-            except UserError as error:
-                cause = error.__cause__
-                if isinstance(cause, OSError) and cause.errno in NOT_THE_IMAGES_FAULT:
-                    raise cause from None
-                raise ValueError(str(error)) from None
-            size = os.fstat(file.fileno()).st_size
-            if size == shard.size:
-                if self.limit is not None:
-                    os.utime(file.fileno())
-                return file
-            file.close()
-            if not self.remote:
-                raise ValueError(f"the shard has {size} bytes, and {shard.size} in the index")
-            (self.folder / shard.name).unlink(missing_ok=True)
-        raise StorageUnavailable(
-            f"{KEY}.cache_limit={self.settings.cache_limit!r}: {shard.name} was removed to make "
-            f"room before it was read, {_MAX_REOPEN} times; raise the limit"
-        )
+        file = self._held(shard)
+        if file is None and not self.remote:
+            raise ValueError(_MISSING)
+        return self._downloaded(shard) if file is None else file
 
-    def _download(self, shard: Shard) -> None:
-        number = zlib.crc32(os.fsencode(shard.name)) % _LOCKS
-        with locked(self.folder / f"{number}.lock"):
-            if (self.folder / shard.name).exists():
+    def _held(self, shard: Shard) -> BinaryIO | None:
+        """Opens the file of a shard; ``None`` if it is missing, or if a copy is incomplete."""
+        try:
+            file = open_regular(self.folder / shard.name)
+        except FileNotFoundError:
+            return None
+        except UserError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in NOT_THE_IMAGES_FAULT:
+                raise cause from None
+            raise ValueError(str(error)) from None
+        size = os.fstat(file.fileno()).st_size
+        if size == shard.size:
+            if self.limit is not None:
+                os.utime(file.fileno())
+            return file
+        file.close()
+        if not self.remote:
+            raise ValueError(f"the shard has {size} bytes, and {shard.size} in the index")
+        return None
+
+    def _downloaded(self, shard: Shard) -> BinaryIO:
+        with locked(self.folder / f".{shard.name}.lock"):
+            file = self._held(shard)
+            if file is not None:
                 # Another process was first.
-                return
+                return file
             for left in self.folder.glob(f".{shard.name}.*.saving"):
                 # A process that was killed left it.
                 left.unlink(missing_ok=True)
             content = self._fetch_verified(shard)
-            self._make_room(shard.size)
-            atomic_write(self.folder / shard.name, lambda scratch: scratch.write_bytes(content))
+            with self._room(shard.size):
+                atomic_write(self.folder / shard.name, lambda scratch: scratch.write_bytes(content))
+                file = self._held(shard)
+        assert file is not None
+        return file
 
     def _fetch_verified(self, shard: Shard) -> bytes:
-        """Downloads a shard; retries if it is missing or damaged, or the storage is unavailable."""
-        for attempt in range(1 + self.settings.download_retry):
-            if attempt:
-                time.sleep(2 ** (attempt - 1))
-            away = None
-            try:
-                content = self.read(shard.name)
-            except FileNotFoundError:
-                wrong: str | None = "the shard is not there"
-            except OSError as error:
-                away = error
-            else:
-                wrong = shard.wrong(content)
-                if wrong is None:
-                    return content
-        if away is not None:
+        """Downloads a shard, and notes one that is missing or damaged, so that it is asked once."""
+        try:
+            content = self.read(shard.name)
+        except FileNotFoundError:
+            wrong: str | None = _MISSING
+        except OSError as error:
             # If this were skipped, every sample would be left out until the storage is back.
             raise StorageUnavailable(
-                f"{self.root}/{shard.name}: {_said(away)} (tried {attempt + 1} times); look at the "
-                "connection and the credentials"
-            )
-        self._lost[shard.name] = f"{wrong} (tried {attempt + 1} times)"
-        raise ValueError(self._lost[shard.name])
+                f"{self.root}/{shard.name}: {_said(error)}; look at the connection and the "
+                "credentials"
+            ) from None
+        else:
+            wrong = shard.wrong(content)
+        if wrong is None:
+            return content
+        self._lost[shard.name] = wrong
+        raise ValueError(wrong)
 
-    def _make_room(self, size: int) -> None:
-        if self.limit is None:
-            return
+    @contextlib.contextmanager
+    def _room(self, size: int) -> Iterator[None]:
+        """Removes copies until a new one fits; no other process removes any until it is opened."""
         # Copies of an earlier index of this address count too.
         of_address = self.folder.parents[1]
         with locked(of_address / "room.lock"):
-            held = []
-            for file in of_address.glob("*/shards/*"):
-                # Another process may be replacing or removing this file.
-                with contextlib.suppress(FileNotFoundError):
-                    if file.suffix != ".lock":
-                        state = file.stat()
-                        held.append((state.st_mtime_ns, state.st_size, file))
-            free = self.limit - size - sum(bytes_ for _, bytes_, _ in held)
-            for _, bytes_, file in sorted(held):
-                if free >= 0:
-                    break
-                if file.suffix != ".saving":
-                    file.unlink(missing_ok=True)
-                    free += bytes_
+            if self.limit is not None:
+                self._remove(of_address, self.limit - size)
+            yield
+
+    def _remove(self, of_address: Path, most: int) -> None:
+        """Removes the copies that were opened longest ago, until the others fit into ``most``."""
+        files = of_address.glob("*/shards/*")
+        copies = [(f.stat(), f) for f in files if f.suffix not in (".lock", ".saving")]
+        held = sorted((state.st_mtime_ns, state.st_size, file) for state, file in copies)
+        over = sum(size for _, size, _ in held) - most
+        for _, size, file in held:
+            if over <= 0:
+                break
+            file.unlink(missing_ok=True)
+            over -= size
 
     def _opened(self) -> Any:
         """This process's own connection: after a fork, the one of the parent cannot be used."""
@@ -246,10 +235,9 @@ def _file_system(root: str, settings: Streaming) -> Any:
         named["endpoint_override"] = endpoint
     elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
         named["region"] = fs.resolve_s3_region(place.partition("/")[0])
-    # Only `_fetch_verified` retries, so that `download_retry` is the total number of retries.
-    once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
+    retries = fs.AwsStandardS3RetryStrategy(max_attempts=1 + settings.download_retry)
     timeouts = {"connect_timeout": timeout, "request_timeout": timeout}
-    return fs.S3FileSystem(retry_strategy=once, **timeouts, **named)
+    return fs.S3FileSystem(retry_strategy=retries, **timeouts, **named)
 
 
 def _said(error: OSError) -> str:

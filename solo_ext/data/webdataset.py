@@ -14,10 +14,8 @@ import math
 import os
 import re
 import tarfile
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -29,7 +27,7 @@ from rich.progress import Progress
 
 from solo_ext.config.schema import Streaming
 from solo_ext.core.errors import ConfigError
-from solo_ext.core.files import atomic_write, locked, write_text
+from solo_ext.core.files import locked, write_text
 from solo_ext.data.folders import parse_text_labels
 from solo_ext.data.reading import StorageUnavailable
 from solo_ext.data.shards import (
@@ -88,16 +86,15 @@ class Tar(Shard):
 class _Part(NamedTuple):
     """Index of a tar: places (n,) and labels (n,) of its images, and what is wrong after these.
 
-    ``dotted`` counts files that are left out because a dot in their name makes their extension
-    another one than those of images; ``example`` is such an extension.
+    ``dotted`` has the extensions of files that are left out because a dot in their name makes
+    their extension another one than those of images.
     """
 
     places: NDArray[Any]
     labels: NDArray[np.str_]
-    sha256: str = ""
-    wrong: str = ""
-    dotted: int = 0
-    example: str = ""
+    hashes: dict[str, str]
+    wrong: str
+    dotted: list[str]
 
 
 def open_webdataset(
@@ -120,25 +117,18 @@ def open_webdataset(
     storage, found = _found(path, key, settings, whole)
     shards = [Shard(name, size, 0, {}) for name, (size, _) in found.items()]
     root = storage.root if storage.remote else os.path.abspath(storage.root)
-    chosen = _digest(f"{settings.image} {settings.label}")
     with cache_errors(settings):
         own = prepare(storage, shards, f"{root} {json.dumps(found)}")
-        # The part of a tar does not depend on the other tars, so it stays valid while a damaged
-        # one among these is repaired.
-        index, parts = own / chosen, own.parent / _digest(f"{root} {chosen}")
+        index = own / _digest(f"{settings.image} {settings.label}")
         index.mkdir(parents=True, exist_ok=True)
         with locked(index / "index.lock"):
             about = _indexed(index, whole)
             if about is None:
-                parts.mkdir(exist_ok=True)
-                files = [parts / _digest(f"{name} {state}") for name, state in found.items()]
                 try:
-                    about = _index(storage, shards, files, index, whole)
+                    about = _index(storage, shards, index, whole)
                 except ValueError as error:
                     remedy = "mend it, or leave out what cannot be read with data.unreadable=skip"
                     raise ConfigError(key, path, str(error), remedy) from None
-                for file in files:
-                    file.unlink(missing_ok=True)
     if wrong := about["wrong"]:
         said = "%s=%r: %d of %d tars are not whole, what is missing is left out; the first: %s"
         logger.warning(said, key, path, len(wrong), len(shards), wrong[0])
@@ -226,32 +216,28 @@ def _indexed(index: Path, whole: bool) -> dict[str, Any] | None:
     return about if usable else None
 
 
-def _index(
-    storage: Storage, shards: list[Shard], files: list[Path], index: Path, whole: bool
-) -> dict[str, Any]:
-    """Scans the tars that no earlier start has scanned, and writes the index.
+def _index(storage: Storage, shards: list[Shard], index: Path, whole: bool) -> dict[str, Any]:
+    """Scans the tars and writes the index.
 
     Raises:
         ValueError: a tar is damaged, and all have to be whole.
     """
-    held, wrong, known = list[Any](), list[str](), dict[str, int]()
-    dotted, example = 0, ""
+    held, wrong, known, dotted = list[Any](), list[str](), dict[str, int](), list[str]()
     places, codes = [np.empty(0, _PLACE)], [np.empty(0, np.int32)]
     # Scan several remote tars at once, unless `cache_limit` could remove one while it is read.
     pool = ThreadPoolExecutor(4 if storage.remote and storage.limit is None else 1)
     console = Console(stderr=True)
     shown = Progress(console=console, transient=True, disable=not console.is_interactive)
     try:
-        found = pool.map(_part, itertools.repeat(storage), shards, files)
+        found = pool.map(_part, itertools.repeat(storage), shards)
         with shown:
             for shard, part in zip(shards, shown.track(found, len(shards)), strict=True):
                 if part.wrong:
                     wrong.append(f"{shard.name}, {part.wrong}")
                     if whole:
                         raise ValueError(f"a tar cannot be read: {wrong[0]}")
-                dotted, example = dotted + part.dotted, example or part.example
-                hashes = {"sha256": part.sha256} if part.sha256 else {}
-                held.append((shard.name, shard.size, len(part.places), hashes))
+                dotted += part.dotted
+                held.append((shard.name, shard.size, len(part.places), part.hashes))
                 distinct, which = np.unique(part.labels, return_inverse=True)
                 numbers = [known.setdefault(str(label), len(known)) for label in distinct]
                 places.append(part.places)
@@ -269,7 +255,7 @@ def _index(
     digest.update(at.tobytes() + of.tobytes())
     about = {"shards": held, "count": len(at), "classes": classes, "wrong": wrong}
     about |= {"problem": None if targets else problem, "digest": digest.hexdigest()}
-    about["dotted"] = dotted, example
+    about["dotted"] = len(dotted), dotted[0] if dotted else ""
     # `about.json` says that the arrays are valid: remove it before writing them, and write it last.
     (index / _ABOUT).unlink(missing_ok=True)
     write_array(index / _PLACES, at)
@@ -278,13 +264,9 @@ def _index(
     return about
 
 
-def _part(storage: Storage, shard: Shard, file: Path) -> _Part:
-    """The index of a tar, which is kept in ``file`` if the tar is not damaged."""
-    unusable = suppress(OSError, ValueError, KeyError, zipfile.BadZipFile)
-    with unusable, np.load(file, allow_pickle=False) as kept:
-        counted = int(kept["dotted"]), str(kept["example"])
-        return _Part(kept["places"], kept["labels"], str(kept["sha256"]), "", *counted)
-    places, labels, wrong, sha256 = [], [], "", ""
+def _part(storage: Storage, shard: Shard) -> _Part:
+    """Scans a tar."""
+    places, labels, wrong, hashes = [], [], "", dict[str, str]()
     settings, dotted = storage.settings, list[str]()
     images = (settings.image.lower(),) if settings.image else _IMAGES
     ends = tuple(f".{kind}" for kind in images)
@@ -304,20 +286,10 @@ def _part(storage: Storage, shard: Shard, file: Path) -> _Part:
                     dotted += [kind for kind in sample if kind.endswith(ends)]
             if storage.remote:
                 opened.seek(0)
-                sha256 = hashlib.sha256(opened.read()).hexdigest()
+                hashes["sha256"] = hashlib.sha256(opened.read()).hexdigest()
     except _DAMAGE as error:
         wrong = str(error)
-    counted = len(dotted), dotted[0] if dotted else ""
-    part = _Part(np.array(places, _PLACE), np.array(labels, np.str_), sha256, wrong, *counted)
-    if not wrong:
-
-        def save(scratch: Path) -> None:
-            with scratch.open("wb") as out:
-                kept = {k: v for k, v in part._asdict().items() if k != "wrong"}
-                np.savez(out, **kept)
-
-        atomic_write(file, save)
-    return part
+    return _Part(np.array(places, _PLACE), np.array(labels, np.str_), hashes, wrong, dotted)
 
 
 def _members(file: BinaryIO, end: int) -> Iterator[tuple[Any, str, int, int]]:

@@ -49,12 +49,12 @@ def test_toy(images: Path, tmp_path: Path) -> None:
         back.extractall(tmp_path / "back", filter="data")
     assert not any(name.endswith((".ckpt", ".pth")) for name in names)
     results = read_results(tmp_path / "back")
-    assert [r["row"] for r in results.records] == ["simclr", "hard_negative"]
+    assert {r["row"] for r in results.records} == {"simclr", "hard_negative"}
     assert {r["epochs"] for r in results.records} == {2}
     assert set(results.records[0]["scores"]) == {"knn", "knn_200", "linear"}
     assert sum(name.endswith("environment.json") for name in names) == 2
     again = slot("train", "--toy", "--dry-run", MINUTES="5", **given)
-    assert "0 runs in" in again.stderr
+    assert again.stderr.splitlines()[-1] == "0 runs"
 
 
 @pytest.mark.slow

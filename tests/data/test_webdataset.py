@@ -307,30 +307,6 @@ def test_tars_are_gone_through_once(tars: Path, seen: list[str], cache: Path) ->
     assert seen == [*NAMES, *NAMES, "train-003.tar"]
 
 
-def test_goes_on_where_it_ended(
-    tars: Path, seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed at the third tar, which is then all that is left, and one that has changed."""
-    part = webdataset._part
-
-    def end(storage: Any, shard: Any, file: Path) -> Any:
-        if shard.name == NAMES[2]:
-            raise KeyboardInterrupt
-        return part(storage, shard, file)
-
-    with monkeypatch.context() as killed:
-        killed.setattr(webdataset, "_part", end)
-        with pytest.raises(KeyboardInterrupt):
-            opened(tars)
-    assert seen == NAMES[:2]
-    making.write_tar(tars / NAMES[0], [sample(level) for level in (20, 21, 22, 23)])
-    # Another run, of some of them, takes nothing away.
-    opened(tars / NAMES[2])
-    images = opened(tars)
-    assert seen == [*NAMES[:2], NAMES[2], NAMES[0], NAMES[2]]
-    assert levels(images) == [*range(20, 24), *range(4, 12)]
-
-
 @pytest.mark.parametrize("name", ["about.json", "places.npy", "targets.npy"])
 def test_an_index_that_is_not_whole(name: str, tars: Path, seen: list[str], cache: Path) -> None:
     opened(tars)
@@ -429,13 +405,10 @@ def test_tars_of_a_storage_are_downloaded_once(
     assert levels(opened(names)) == list(range(4, 12))
 
 
-def test_with_less_room_than_all_take(
-    remote: Remote, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_less_room_than_all_take(remote: Remote, cache: Path) -> None:
     for number in range(3, 6):
         making.write_tar(remote.root / f"train-{number:03}.tar", [sample(4 * number)])
-    monkeypatch.setitem(sharded._UNITS, "mb", 3 * 10240)
-    settings = {"cache_limit": "1mb", "shuffle_shards": 1}
+    settings = {"cache_limit": 3 * 10240, "shuffle_shards": 1}
     images = opened(ADDRESS, streaming=settings)
     assert len(list(cache.rglob("train-*.tar"))) == 3
     assert levels(images) == [*range(13), 16, 20]
@@ -443,19 +416,19 @@ def test_with_less_room_than_all_take(
 
 @pytest.mark.fault
 def test_goes_on_when_the_storage_is_back(remote: Remote) -> None:
-    remote.faults[NAMES[2]] = [OSError("AWS Error NETWORK_CONNECTION")] * 4
-    with pytest.raises(sharded.StorageUnavailable, match=r"train-002.tar: .*tried 4 times"):
+    remote.faults[NAMES[2]] = [OSError("AWS Error NETWORK_CONNECTION")]
+    with pytest.raises(sharded.StorageUnavailable, match=r"train-002.tar: AWS Error"):
         opened(ADDRESS, unreadable="skip")
     assert levels(opened(ADDRESS)) == list(range(12))
-    assert remote.asked == {NAMES[0]: 1, NAMES[1]: 1, NAMES[2]: 5}
+    assert remote.asked == {NAMES[0]: 1, NAMES[1]: 1, NAMES[2]: 2}
 
 
 @pytest.mark.fault
 def test_a_tar_that_its_storage_has_lost(remote: Remote) -> None:
-    remote.faults[NAMES[1]] = [FileNotFoundError(2, "not there")] * 8
-    refused(r"train-001.tar, the shard is not there .tried 4 times", ADDRESS)
+    remote.faults[NAMES[1]] = [FileNotFoundError(2, "not there")] * 2
+    refused(r"train-001.tar, the shard is not there", ADDRESS)
     images = opened(ADDRESS, unreadable="skip")
     assert levels(images) == [*range(4), *range(8, 12)]
-    assert remote.asked == {NAMES[0]: 1, NAMES[1]: 8, NAMES[2]: 1}
+    assert remote.asked == {NAMES[0]: 1, NAMES[1]: 2, NAMES[2]: 1}
     # It is there again.
     assert levels(opened(ADDRESS)) == list(range(12))
