@@ -143,7 +143,12 @@ def test_fused_optimisers_on_a_gpu(
     assert run.precision == precision
 
 
-REST = ("debiased", "hard_negative", "metric", "nnclr_symmetric", "protocpc", "protoseed")
+SLOW = ("pcl", "seed")
+"""One with a momentum network and E-steps, and one with a teacher: all kinds of networks."""
+REST = (
+    *("debiased", "hard_negative", "metric", "mochi", "nnclr_symmetric", "protocpc", "protoseed"),
+    "simclr",
+)
 
 
 @pytest.mark.parametrize("method", ["mochi", "nnclr_symmetric", "pcl"])
@@ -180,7 +185,7 @@ def _forgotten() -> Iterator[None]:
 @pytest.mark.parametrize(
     "method",
     [
-        *(pytest.param(m, marks=pytest.mark.slow) for m in ("mochi", "pcl", "seed", "simclr")),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in SLOW),
         *(pytest.param(m, marks=pytest.mark.matrix) for m in REST),
     ],
 )
@@ -203,6 +208,7 @@ def test_compiled_for_the_device_and_resumed_it_is_the_same_run(
     )
 
 
+@pytest.mark.slow
 def test_an_e_step_of_weights_in_bfloat16(make_config: MakeConfig, tmp_path: Path) -> None:
     """Its images are of the type of the weights, as those of a step are."""
     kwargs = {"num_prototypes": [3], "queue_size": 16, "warmup_epochs": 0}
