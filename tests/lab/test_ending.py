@@ -164,6 +164,7 @@ sys.exit(in_one_line(command, "start it again"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_while_a_library_waits_in_c(name: str, free_port: int) -> None:
     """Where Python's handlers do not run; nor does what it started go on."""

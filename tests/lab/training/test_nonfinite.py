@@ -465,6 +465,7 @@ def test_too_many_in_a_row(
         train(config, tmp_path / "within", callbacks=[Fault("image", ALL)])
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_infinite_gradients_of_a_scaler_are_no_fault(
     make_config: MakeConfig, tmp_path: Path
