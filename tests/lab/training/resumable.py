@@ -1,4 +1,4 @@
-"""Configs of runs that are stopped and resumed: three epochs of six steps, a checkpoint every two."""
+"""Configs of runs that are resumed: three epochs of six steps, a checkpoint every two."""
 
 from __future__ import annotations
 

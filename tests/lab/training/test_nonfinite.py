@@ -463,6 +463,10 @@ def test_too_many_in_a_row(
     monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD", 5)
     with pytest.raises(UserError, match=r"^the last 5 optimiser steps, up to step 4 "):
         train(config, tmp_path / "within", callbacks=[Fault("image", ALL)])
+    # A good one between them begins the count anew.
+    train(
+        {**config, "max_epochs": 1}, tmp_path / "apart", callbacks=[Fault("image", [0, 1, 2, 4, 5])]
+    )
 
 
 @pytest.mark.slow
