@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,13 @@ import torch
 # Without a GPU, Triton's kernels run on CPU tensors; read when Triton is imported.
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 from PIL import Image
 
 from solo_ext import host
+from solo_ext.config import compose
+from solo_ext.core.files import config_root
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -82,6 +87,25 @@ DISTILLATION = ("protoseed", "seed")
 """Their heads have the sizes of the teacher's."""
 
 MakeConfig = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _composed_once() -> Iterator[None]:
+    """Hydra composes a shipped config, whose files stay, once in a process: it takes 0.1 s."""
+    made: dict[Any, DictConfig] = {}
+    composed = compose._composed
+
+    def once(root: Path, name: str, groups: Sequence[Override]) -> DictConfig:
+        if root != config_root():
+            return composed(root, name, groups)
+        key = name, tuple(group.input_line for group in groups)
+        if key not in made:
+            made[key] = composed(root, name, groups)
+        return copy.deepcopy(made[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "_composed", once)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -261,7 +261,9 @@ def _become(
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
-    sys.stderr.flush()
+    # Nobody may take it.
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 1)
 
 

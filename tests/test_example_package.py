@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests import forks
 
 SOURCE = Path(__file__).parents[1] / "docs" / "example_package"
 UV = os.environ.get("UV") or shutil.which("uv")
@@ -33,17 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         check=True,
     )
     path = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH")]))
-
-    def started(*arguments: str, cwd: Path = folder) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "80"},
-            capture_output=True,
-            text=True,
-        )
-
-    return started
+    return partial(forks.run, cwd=folder, env={**os.environ, "PYTHONPATH": path, "COLUMNS": "80"})
 
 
 LISTED = """

@@ -169,7 +169,7 @@ DISTILLED = {"seed": (), "protoseed": ("method_kwargs.num_prototypes=50",), "pro
 
 @pytest.mark.parametrize(
     ("method", "start"),
-    [*((method, "") for method in DISTILLED), ("seed", "launcher"), ("protoseed", "launcher")],
+    [*((method, "") for method in DISTILLED), ("seed", "launcher")],
 )
 def test_main_pretrain_distils_and_resumes(
     python: Python, tmp_path: Path, folder: Path, method: str, start: str

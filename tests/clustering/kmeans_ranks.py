@@ -28,6 +28,8 @@ ENDS = {2: (617,), 4: (617, 700, 850)}
 """Where the rows of all ranks but the last end."""
 STARTS = ["cold", "restarts", "refilled", "warm", "relocated", "hierarchical"]
 DEALS = ["in order", "alternating", "shuffled", "one has all"]
+PAIRS = [*((deal, "cold") for deal in DEALS), *(("shuffled", start) for start in STARTS[1:])]
+"""Rows are dealt before anything starts: every deal with one start, every start with one deal."""
 
 
 def features() -> Tensor:
@@ -141,12 +143,10 @@ def run(rank: int, folder: str) -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS
     )
     found: dict[str, Any] = {}
-    for deal in DEALS:
+    for deal, start in PAIRS:
         ids = share(deal, rank)
-        x = features()[ids]
-        for start in STARTS:
-            result = kmeans(x, sharded=True, row_ids=ids, **options(start))
-            found[f"{deal}, {start}"] = tuple(result)
+        result = kmeans(features()[ids], sharded=True, row_ids=ids, **options(start))
+        found[f"{deal}, {start}"] = tuple(result)
     x = features()[share("in order", rank)]
     found["no ids"] = tuple(kmeans(x, CLUSTERS, sharded=True, iterations=6))
     # Every rank brings its own; that of rank 0 counts.

@@ -89,6 +89,7 @@ def test_refuses(
         resolve_backend(name, "cpu", **where)
 
 
+@pytest.mark.slow
 def test_nothing_optional_is_imported_by_the_package() -> None:
     import subprocess
 

@@ -32,8 +32,7 @@ def check(results: list[dict[str, Any]], name: str, deal: str, alone: Clustering
         assert found.iterations == alone.iterations
 
 
-@pytest.mark.parametrize("start", ranks.STARTS)
-@pytest.mark.parametrize("deal", ranks.DEALS)
+@pytest.mark.parametrize(("deal", "start"), ranks.PAIRS)
 def test_processes_equal_one(results: list[dict[str, Any]], deal: str, start: str) -> None:
     alone = kmeans(ranks.features(), **ranks.options(start))
     assert torch.bincount(alone.assignments, minlength=len(alone.means)).min() > 0

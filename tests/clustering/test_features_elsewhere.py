@@ -140,6 +140,7 @@ def test_groups_of_means_read_a_file_once(
     assert seen == [(start, min(start + 256, 3000)) for start in range(0, 3000, 256)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "hierarchical"])
 def test_memory(backend: str, tmp_path: Path) -> None:
     """Of 256 MB in a file an E-step holds less than half in memory of its own."""

@@ -124,6 +124,14 @@ def test_leaves_an_optimum_where_lloyd_is_stuck(dtype: torch.dtype) -> None:
     assert again.objective == pytest.approx(found.objective, rel=1e-5)
 
 
+@pytest.mark.parametrize(("fourth", "stays"), [(6.2, True), (5.8, False)])
+def test_a_split_must_gain_more_than_the_merge_costs(fourth: float, stays: bool) -> None:
+    """To split 0 and 1 gains 0.5; to merge 5 and the fourth costs 0.72 or 0.32."""
+    x = torch.tensor([[0.0], [1.0], [5.0], [fourth]], dtype=torch.float64)
+    _, sizes = relocated(x, torch.tensor([0, 0, 1, 2]), 3)
+    assert (sizes.tolist() == [2, 1, 1]) == stays
+
+
 def test_cold_starts_relocate_only_when_asked() -> None:
     x, _ = groups([20] * 12)
     plain = kmeans(x, 12, seed=1)

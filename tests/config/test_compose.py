@@ -97,8 +97,9 @@ def of_the_data_at_hand(name: str, root: Path) -> list[str]:
         *(("method_kwargs.num_prototypes=[9,9,9]",) if method == "deepclusterv2" else ()),
         *(("method_kwargs.clusters.num_prototypes=[9]",) if "/metric" in name else ()),
         *(("method_kwargs.num_negatives=null",) if name == "imagenet/pcl_v1" else ()),
-        # Those for images of one's own expect no labels; these have some.
-        *(("data.no_labels=false",) if folder == "images" else ()),
+        # Those for images of one's own expect no labels; these have some. What `auto` computes to
+        # find the precision of a machine takes seconds.
+        *(("data.no_labels=false", "precision=32-true") if folder == "images" else ()),
         *(whitened if method == "wmse" else ()),
     ]
 

@@ -19,7 +19,7 @@ from solo_ext.data.batch_augment import LARGEST_FUSED, BatchAugment
 pytest.importorskip("triton", reason="this build of torch comes without Triton")
 
 CUDA = torch.cuda.is_available()
-IMAGES = 12
+IMAGES = 6
 NORMAL: dict[str, Any] = {"mean": [0.4, 0.5, 0.6], "std": [0.8, 1.0, 0.9]}
 """Deviations that leave differences about as large as they are in [0, 1]."""
 JITTER = {"prob": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
@@ -68,14 +68,12 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
     [
         (32, 32, 32, ALL),
         (40, 30, 24, ALL | WHOLE),
-        slow(32, 32, 32, {}),
         slow(96, 96, 96, ALL),
         slow(96, 64, 40, ALL),
         slow(8, 8, 30, ALL),
         slow(32, 35, 32, ALL | WHOLE),
         slow(32, 32, 32, {"color_jitter": {"prob": 1.0, "hue": 0.5}}),
         slow(32, 32, 32, {"color_jitter": {"prob": 1.0, "contrast": 0.9, "saturation": 0.9}}),
-        slow(32, 32, 32, {"gaussian_blur": {"prob": 1.0}}),
         slow(3, 3, 3, {"gaussian_blur": {"prob": 1.0}}),
         slow(32, 32, 32, {"rrc": {"crop_min_scale": 0.001, "crop_max_scale": 0.01}}),
     ],
@@ -116,12 +114,12 @@ class _Counted(TorchDispatchMode):
 def test_launches() -> None:
     """One for each view; what the interpreter itself does in torch is not counted."""
     large = Augmentation(crop_size=32, num_crops=2, **ALL)
-    small = Augmentation(crop_size=16, num_crops=6, **ALL)
+    small = Augmentation(crop_size=16, num_crops=3, **ALL)
     augment = BatchAugment("custom", [large, small], 32, 32, 5)
-    images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+    images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
     with _Counted() as counted:
-        augment(images, augment.draw(0, np.arange(4)))
-    assert counted.names == ["solo_ext::fused_crops"] * 8
+        augment(images, augment.draw(0, np.arange(2)))
+    assert counted.names == ["solo_ext::fused_crops"] * 5
 
 
 @pytest.mark.parametrize(

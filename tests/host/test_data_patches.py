@@ -38,6 +38,7 @@ def indexed_images(images: Path, *, own_transform: bool = False) -> Any:
     return prepare_datasets("custom", transform, data_dir=images.parent, train_dir=images.name)
 
 
+@pytest.mark.slow
 @pytest.mark.patch("index-dataset")
 def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> None:
     def loader() -> Iterator[Any]:

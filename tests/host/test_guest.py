@@ -199,21 +199,20 @@ def test_checkpoints_are_interchangeable(
     """LARS's groups and the pace of a momentum network are upstream's, whoever goes on."""
     ours, theirs = sides
 
-    def jobs(side: Side) -> dict[str, Any]:
+    def jobs(side: Side, whose: str) -> dict[str, Any]:
         starts = {method: str(side.checkpoint(method, 0)) for method in ("simclr", "byol")}
-        return {m: config(m, six_classes, resume_from_checkpoint=s) for m, s in starts.items()}
+        return {
+            f"{whose}-{method}": config(method, six_classes, resume_from_checkpoint=start)
+            for method, start in starts.items()
+        }
 
-    again = {
-        "theirs, here": (Side(tmp_path / "a"), theirs),
-        "ours, there": (Side(tmp_path / "b", "--without"), ours),
-        "theirs, there": (Side(tmp_path / "c", "--without"), theirs),
-    }
-    for side, source in again.values():
-        side.run(jobs(source))
+    here, there = Side(tmp_path / "here"), Side(tmp_path / "there", "--without")
+    here.run(jobs(theirs, "theirs"))
+    there.run(jobs(ours, "ours") | jobs(theirs, "theirs"))
     for method in ("simclr", "byol"):
-        expected = again["theirs, there"][0].loaded(method)
-        for name in ("theirs, here", "ours, there"):
-            assert_same_run(again[name][0].loaded(method), expected)
+        expected = there.loaded(f"theirs-{method}")
+        assert_same_run(here.loaded(f"theirs-{method}"), expected)
+        assert_same_run(there.loaded(f"ours-{method}"), expected)
 
 
 @pytest.fixture(scope="module")

@@ -58,14 +58,15 @@ for capability, memory in MEMORY.items():
             blocks = {"BLOCK_N": block_n, "BLOCK_K": block_k, "BLOCK_D": 256 if wide else 128}
             sweep = fused_logsumexp._sweep, capability
             build(*sweep, WEIGHTS, warps, stages, **blocks, FACTORS=factors, WITH_MEAN=True)
-    join = fused_logsumexp._join, capability, {}
-    build(*join, 1, SHARES=128, BLOCK_S=16, BLOCK_D=128, WITH_MEAN=True)
     bound = {"BLOCK_N": fused_nearest.bound_rows(256, large), "BLOCK_K": 64, "BLOCK_D": 256}
     build(fused_nearest._bound, capability, IDS, **bound)
-    score = fused_nearest._score, capability, {**IDS, "index": "*i64"}
-    build(*score, 4, SHARES=64, GROUP=64, BLOCK_K=64, BLOCK_D=256)
-    for block in (32, 64, 128):
-        crop: dict[str, Any] = dict.fromkeys(("BLOCK_H", "BLOCK_S"), block)
-        crop |= dict.fromkeys(("JITTER", "SHIFT", "BLUR"), True)
-        warps = fused_crops.warps_of(block)
-        build(fused_crops._crop, capability, {"images": "*u8"}, warps, **crop)
+
+# These hold next to nothing in shared memory and multiply no matrices: one GPU stands for all.
+join = fused_logsumexp._join, 80, {}
+build(*join, 1, SHARES=128, BLOCK_S=16, BLOCK_D=128, WITH_MEAN=True)
+score = fused_nearest._score, 80, {**IDS, "index": "*i64"}
+build(*score, 4, SHARES=64, GROUP=64, BLOCK_K=64, BLOCK_D=256)
+for block in (32, 64, 128):
+    crop: dict[str, Any] = dict.fromkeys(("BLOCK_H", "BLOCK_S"), block)
+    crop |= dict.fromkeys(("JITTER", "SHIFT", "BLUR"), True)
+    build(fused_crops._crop, 80, {"images": "*u8"}, fused_crops.warps_of(block), **crop)

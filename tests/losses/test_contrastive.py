@@ -39,6 +39,8 @@ ESTIMATORS = {
     "hard, detached": NegativeEstimator(0.2, 0.7, detach_weights=True),
 }
 MIXES = {"none": None, "no draws": (0, 0), "pairs": (4, 0), "with anchor": (0, 3), "both": (4, 3)}
+KINDS = [*((one, "none") for one in ESTIMATORS), *(("hard", one) for one in MIXES if one != "none")]
+"""Mixtures are more candidates, whatever the estimator: each with the one that has every part."""
 
 
 class Expected(NamedTuple):
@@ -143,8 +145,7 @@ def check(found: Any, expected: Expected, inputs: list[Tensor]) -> None:
         )
 
 
-@pytest.mark.parametrize("mixes", MIXES)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(("estimator", "mixes"), KINDS)
 def test_candidates_of_the_anchor_s_image_are_no_negatives(estimator: str, mixes: str) -> None:
     """One of the first anchor's, two of the second's, none of the third's; or of several ids."""
     generator = torch.Generator().manual_seed(len(mixes))
@@ -170,8 +171,7 @@ def test_candidates_of_the_anchor_s_image_are_no_negatives(estimator: str, mixes
             contrastive(anchors, positives, candidates, **wrong, **settings)
 
 
-@pytest.mark.parametrize("mixes", MIXES)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(("estimator", "mixes"), KINDS)
 @pytest.mark.parametrize("pool", ["queue", "learnable", "own columns", "queue with own columns"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_equals_the_loop(count: int, pool: str, estimator: str, mixes: str) -> None:
@@ -200,9 +200,10 @@ def test_equals_the_loop(count: int, pool: str, estimator: str, mixes: str) -> N
         torch.testing.assert_close(by_matrix, expected.losses.mean(), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("mixes", ["none", "both"])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("number", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("number", "estimator", "mixes"),
+    [(3, *kind) for kind in KINDS] + [(number, "hard", "both") for number in (2, 4)],
+)
 def test_views_against_each_other(number: int, estimator: str, mixes: str) -> None:
     """Straight from the views: anchors are all of them, negatives those of other images."""
     generator = torch.Generator().manual_seed(number)

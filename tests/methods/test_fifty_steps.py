@@ -174,6 +174,7 @@ def test_every_loss_and_the_last_weights_are_those_of_the_loop(
     assert_same(train(name), ours, losses, "prototypes." if CASES[name].method == "pcl" else "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_hundredth_more_of_any_constant_is_seen(
     name: str, train: Callable[[str], Trained], loop: Callable[..., Loop]

@@ -85,6 +85,22 @@ def official() -> Callable[..., Official]:
     return get
 
 
+@pytest.fixture(scope="session")
+def published(
+    official: Callable[..., Official], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """``published(name)``: the file of the published sizes, some 100 MB, which is written once."""
+    folder = tmp_path_factory.mktemp("published")
+
+    def write(name: str) -> Path:
+        path = folder / f"{name}.pth"
+        if not path.exists():
+            torch.save(official(name).content, path)
+        return path
+
+    return write
+
+
 def backbone(vit: bool, tiny: bool) -> nn.Module:
     """A network whose running statistics are not those it starts with."""
     network: nn.Module

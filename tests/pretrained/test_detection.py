@@ -56,6 +56,7 @@ def test_smaller_ones_go_into_torchvisions_pyramid(make_run: MakeRun) -> None:
     assert FasterRCNN(pyramid, num_classes=2).eval()([torch.rand(3, 64, 64)])
 
 
+@pytest.mark.slow
 def test_detectron2_reads_its_own_names(make_run: MakeRun) -> None:
     run = make_run("resnet50", {}, size=64)
     done = export(run, "detectron2")

@@ -160,6 +160,7 @@ def test_networks_that_timm_does_not_build(
     assert not found.backbone.training
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_is_needed(make_run: MakeRun) -> None:
     """Plain timm loads the folder; the loader needs no solo-learn for what timm builds."""
     run = make_run()

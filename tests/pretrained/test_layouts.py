@@ -63,13 +63,14 @@ def shorter(value: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
-def test_published_sizes(name: str, official: MakeOfficial, load: Load, tmp_path: Path) -> None:
-    given = official(name)
+def test_published_sizes(
+    name: str, official: MakeOfficial, published: Callable[[str], Path]
+) -> None:
+    given, path = official(name), published(name)
     tensors, features, prototypes = SIZES[name]
     assert len(given.network.state_dict()) == tensors
-    path = tmp_path / "file.pth"
     before = torch.random.get_rng_state()
-    teacher = load(given.content, given)
+    teacher = load_teacher(TeacherKwargs(path=str(path), **given.source))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert teacher.digest == hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     assert (teacher.features_dim, teacher.input_size) == (features, 224)

@@ -25,16 +25,14 @@ PAPERS = {
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_paper_s_settings_fit_the_published_file(
-    name: str, official: Callable[..., Any], images: Path, tmp_path: Path
+    name: str, published: Callable[[str], Path], images: Path
 ) -> None:
     layout, prototypes, dim, widths, normalised = PAPERS[name]
-    file = tmp_path / "teacher.pth"
-    torch.save(official(layout).content, file)
     overrides = [
         "data.dataset=custom",
         f"data.train_path={images}",
         f"data.val_path={images}",
-        f"method_kwargs.teacher.path={file}",
+        f"method_kwargs.teacher.path={published(layout)}",
         "optimizer.batch_size=24",
     ]
     prepared = prepare(compose(f"imagenet/{name}", overrides))

@@ -124,6 +124,7 @@ def test_doctor(command: Command) -> None:
     assert "not installed: pip install" in shown
 
 
+@pytest.mark.slow
 def test_without_solo_learn(tmp_path: Path) -> None:
     """Doctor says how to get both generations; what needs one ends with a line that says so."""
     lines = [

@@ -55,6 +55,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {f.name: f.read_bytes() for f in folder.iterdir() if f.is_file()}
 
 
+@pytest.mark.slow
 def test_metrics(make_config: MakeConfig, tmp_path: Path) -> None:
     """In training; room made, the run goes on from its checkpoint, with every line once."""
     config = make_config("simclr", max_epochs=14, log_every_n_steps=1)

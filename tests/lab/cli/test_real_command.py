@@ -45,6 +45,13 @@ def pretrain(tmp_path: Path) -> str:
     return " ".join([*COMMAND, *command_of(config, tmp_path, tmp_path / "run")])
 
 
+def after(code: str, words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command of the shell in a fork that has done something to itself before."""
+    command = "import sys\nfrom solo_ext.lab.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    _, rest = words.split(COMMAND[-1])
+    return forks.run("-c", f"{code}\n{command}", *rest.split(), env=environment())
+
+
 def shell(command: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", command],
@@ -59,17 +66,29 @@ def test_too_few_file_handles_for_the_workers(pretrain: str) -> None:
     assert "`ulimit -n`" in said(shell(f"ulimit -n 40; {pretrain} data.num_workers=4"), 2)
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "2>/dev/full", "2> >(true)"])
-def test_lines_that_nobody_takes(closed: str, pretrain: str, tmp_path: Path) -> None:
-    """The run goes on without them."""
-    words = "max_epochs=2 online_eval.every_n_epochs=1"
-    assert said(shell(f"{pretrain} {words} {closed}"), 0) == ""
+FULL = "import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 2)"
+UNREAD = """
+import os, sys
+read, write = os.pipe()
+os.dup2(write, 2)
+os.close(write)
+os.close(read)
+# That of the fork is of a file, in which one can seek.
+sys.stderr = open(2, "w", closefd=False)
+"""
+
+
+@pytest.mark.parametrize("changed", [None, FULL, UNREAD], ids=["closed", "full", "unread"])
+def test_lines_that_nobody_takes(changed: str | None, pretrain: str, tmp_path: Path) -> None:
+    """The run goes on without them; one that starts without the stream has no such object."""
+    words = f"{pretrain} max_epochs=2 online_eval.every_n_epochs=1"
+    assert said(after(changed, words) if changed else shell(f"{words} 2>&-"), 0) == ""
     assert list((tmp_path / "run").glob("*-ep=1.ckpt"))
 
 
 def test_lines_of_a_benchmark_that_nobody_takes() -> None:
     words = " ".join([*COMMAND, "benchmark", "run", "demo", "--dry-run"])
-    assert said(shell(f"{words} 2> >(true)"), 0) == ""
+    assert said(after(UNREAD, words), 0) == ""
 
 
 def started(pretrain: str, run: Path, **changes: str) -> forks.Fork:
@@ -99,18 +118,16 @@ def test_a_run_directory_that_is_removed(pretrain: str, tmp_path: Path) -> None:
 @pytest.mark.upstream
 @pytest.mark.skipif(not HOST, reason="SOLO_LEARN_ROOT names no checkout of main")
 def test_a_run_goes_on_with_the_other_host(pretrain: str, tmp_path: Path) -> None:
-    process = started(pretrain, tmp_path / "run", host="", OMP_NUM_THREADS="1")
+    process = started(pretrain, tmp_path / "run", host="")
     process.send_signal(signal.SIGTERM)
     assert "is saved" in said(ended(process), 128 + signal.SIGTERM)
-    with subprocess.Popen(
-        [*COMMAND, "pretrain", "--resume", str(tmp_path / "run")],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(host=HOST, OMP_NUM_THREADS="1"),
-    ) as process:
-        assert process.stderr is not None
-        told = next(line for line in process.stderr if "goes on in another environment" in line)
-        process.kill()
+    process = forks.start(*COMMAND[1:], "pretrain", "--resume", tmp_path / "run", env=environment())
+    told = ""
+    while "goes on in another environment" not in told:
+        assert process.poll() is None, told
+        time.sleep(0.05)
+        told = Path(process.files[2]).read_text()
+    process.kill()
     assert "host.generation: 1.0.2 -> main" in told
 
 
@@ -119,17 +136,11 @@ def test_a_run_goes_on_with_the_other_host(pretrain: str, tmp_path: Path) -> Non
 def test_a_run_that_cannot_go_on_with_the_other_host(pretrain: str, tmp_path: Path) -> None:
     """The release's schedule with a warm-up needs what main's does not keep."""
     warm = f"{pretrain} scheduler.name=warmup_cosine"
-    process = started(warm, tmp_path / "run", host=HOST, OMP_NUM_THREADS="1")
+    process = started(warm, tmp_path / "run")
     process.send_signal(signal.SIGTERM)
     assert "is saved" in said(ended(process), 128 + signal.SIGTERM)
-    done = subprocess.run(
-        [*COMMAND, "pretrain", "--resume", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        env=environment(host="", OMP_NUM_THREADS="1"),
-        check=False,
-    )
-    line = said(done, 2)
+    words = (*COMMAND[1:], "pretrain", "--resume", tmp_path / "run")
+    line = said(forks.run(*words, env=environment(host="")), 2)
     assert "has no 'lr_lambdas', which the installed solo-learn needs" in line
 
 
@@ -147,8 +158,10 @@ def test_evaluations_while_a_run_writes_checkpoints(
 
 
 def test_weights_that_cannot_be_fetched(pretrain: str, tmp_path: Path) -> None:
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
-    line = said(shell(f"{pretrain} +backbone.kwargs.pretrained=true", **offline), 2)
+    # What HF_HUB_OFFLINE and HF_HOME set when the library is imported.
+    offline = "from huggingface_hub import constants\nconstants.HF_HUB_OFFLINE = True\n"
+    offline += f"constants.HF_HUB_CACHE = {str(tmp_path / 'hub')!r}"
+    line = said(after(offline, f"{pretrain} +backbone.kwargs.pretrained=true"), 2)
     assert "backbone.kwargs.pretrained=true: its weights cannot be fetched" in line
     assert not (tmp_path / "run").exists()
 

@@ -43,6 +43,7 @@ def quick(images: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_every_protocol_runs_while_training_and_leaves_it_alone(
     make_config: MakeConfig, images: Path, tmp_path: Path
 ) -> None:

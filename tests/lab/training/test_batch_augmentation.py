@@ -77,6 +77,7 @@ def test_trains(
     assert "val_acc1" in log
 
 
+@pytest.mark.slow
 def test_views_do_not_depend_on_batches_workers_or_memory(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:

@@ -145,7 +145,12 @@ def test_fused_optimisers_on_a_gpu(
     assert run.precision == precision
 
 
-REST = ("debiased", "hard_negative", "metric", "nnclr_symmetric", "protocpc", "protoseed")
+SLOW = ("pcl", "seed")
+"""One with a momentum network and E-steps, and one with a teacher: all kinds of networks."""
+REST = (
+    *("debiased", "hard_negative", "metric", "mochi", "nnclr_symmetric", "protocpc", "protoseed"),
+    "simclr",
+)
 
 
 @pytest.mark.parametrize("method", ["mochi", "nnclr_symmetric", "pcl"])
@@ -182,7 +187,7 @@ def _forgotten() -> Iterator[None]:
 @pytest.mark.parametrize(
     "method",
     [
-        *(pytest.param(m, marks=pytest.mark.slow) for m in ("mochi", "pcl", "seed", "simclr")),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in SLOW),
         *(pytest.param(m, marks=pytest.mark.matrix) for m in REST),
     ],
 )
@@ -271,6 +276,7 @@ def test_gradients_that_stay_are_those_that_are_replaced(
     assert all(len(found) == 1 for found in places.values())
 
 
+@pytest.mark.slow
 def test_an_e_step_of_weights_in_bfloat16(make_config: MakeConfig, tmp_path: Path) -> None:
     """Its images are of the type of the weights, as those of a step are."""
     kwargs = {"num_prototypes": [3], "queue_size": 16, "warmup_epochs": 0}

@@ -180,6 +180,7 @@ def test_the_command_ends_with_one_line(
     assert "4 of 48 images of train cannot be read" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "workers"), [("pcl", 2), ("simclr", 0)])
 def test_duplicates_that_come_while_it_trains_change_nothing(
     method: str, workers: int, make_config: MakeConfig, folder: Path, tmp_path: Path
