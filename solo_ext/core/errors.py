@@ -178,6 +178,17 @@ def suggest_name(name: str, valid: Iterable[str], *, show: int = 12, all_in: str
     return f"{guess} allowed: {listed}".strip() if names else "nothing is allowed here"
 
 
+def unknown_name(
+    key: str, name: str, kind: str, valid: Iterable[str], *, all_in: str = ""
+) -> ConfigError:
+    """The error of a key whose value is none of the valid names; arguments as `suggest_name`.
+
+    >>> print(unknown_name("optimizer.name", "sdg", "optimiser", ["adam", "sgd"]))
+    optimizer.name='sdg': unknown optimiser; did you mean 'sgd'? allowed: adam, sgd
+    """
+    return ConfigError(key, name, f"unknown {kind}", suggest_name(name, valid, all_in=all_in))
+
+
 def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -84,16 +84,21 @@ def _doctor(args: argparse.Namespace) -> Any:
 def _pretrain(args: argparse.Namespace) -> Any:
     from solo_ext.config.check import check_sections
     from solo_ext.config.compose import compose
+    from solo_ext.lab.cli.names import check_names
+    from solo_ext.lab.training.names import check_method_of_images
 
     show_messages()
     images, overrides = _images_and_overrides(args.overrides)
     _check_source(args, images)
     config: dict[str, Any] = {}
+    if images and args.method is not None:
+        check_method_of_images(args.method)
     if not images and args.resume is None:
         folder = Path(args.config_path) if args.config_path else None
         config = compose(args.config_name, overrides, folder)
         # Before what follows imports torch, Lightning and solo-learn.
         check_sections(config)
+        check_names(config)
 
     from solo_ext.lab.training.prepare import check_folder, prepare
     from solo_ext.lab.training.pretrain import pretrain
@@ -189,12 +194,17 @@ def _eval(args: argparse.Namespace) -> Any:
     from omegaconf import OmegaConf
 
     from solo_ext.config.compose import apply_overrides, parse
-    from solo_ext.lab.evaluation.evaluate import SUITE, evaluate
-    from solo_ext.lab.evaluation.suite import evaluate_suite
+    from solo_ext.lab.evaluation.names import SUITE, check_protocol
 
     settings = OmegaConf.create({})
     apply_overrides(settings, parse(args.overrides))
     plain: Any = OmegaConf.to_container(settings)
+    # Before what follows imports torch.
+    check_protocol(args.protocol, plain)
+
+    from solo_ext.lab.evaluation.evaluate import evaluate
+    from solo_ext.lab.evaluation.suite import evaluate_suite
+
     with progress_bars() as progress:
         if args.protocol == SUITE:
             record = evaluate_suite(args.run, plain, progress)
@@ -345,6 +355,12 @@ def _data(args: argparse.Namespace) -> Any:
 
 
 def _benchmark(args: argparse.Namespace) -> Any:
+    from solo_ext.lab.experiments.settings import benchmark_file
+
+    if hasattr(args, "config"):
+        # Before what follows imports torch.
+        benchmark_file(args.config)
+
     from solo_ext.lab.cli.benchmark import ACTIONS
 
     return ACTIONS[args.action](args)
