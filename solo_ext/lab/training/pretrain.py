@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import OmegaConf
 
+from solo_ext import __version__
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import (
@@ -64,6 +65,7 @@ from solo_ext.lab.training.run_dir import (
     environment,
     file_name,
     read_config,
+    recorded_version,
     resume_hint,
     warn_of_changes,
 )
@@ -443,7 +445,16 @@ def resume(
     cfg = OmegaConf.create(read_config(run_dir))
     apply_overrides(cfg, parse(overrides))
     config: Any = OmegaConf.to_container(cfg)
-    prepared = prepare(config)
+    try:
+        prepared = prepare(config)
+    except ConfigError as error:
+        then = recorded_version(run_dir)
+        if then in (None, __version__) or any(o.split("=")[0] == error.key for o in overrides):
+            raise
+        raise UserError(
+            f"{error}; the run was written by solo_ext {then}, and this is {__version__}: go on "
+            f"with that version, or leave the key out with '~{error.key}' --force"
+        ) from error
     if not checkpoints(run_dir, previous=True):
         raise UserError(
             f"run directory {str(run_dir)!r}: no checkpoint to resume from; start it again with "

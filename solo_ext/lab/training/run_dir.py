@@ -331,6 +331,16 @@ def warn_of_changes(run_dir: Path, patches: Sequence[str]) -> None:
         )
 
 
+def recorded_version(run_dir: Path) -> str | None:
+    """The version of this package that last trained a run; ``None`` if there is no record of it.
+
+    >>> recorded_version(Path("nowhere")) is None
+    True
+    """
+    held = _recorded(run_dir / ENVIRONMENT)
+    return None if held is None else str(held["solo_ext"])
+
+
 def _recorded(file: Path) -> dict[str, Any] | None:
     """The environment that a run has recorded; ``None`` if there is no record of one."""
     try:
