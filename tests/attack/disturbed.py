@@ -1,11 +1,14 @@
-"""``solo-ext`` where the clock steps and the file system is slow.
+"""``solo-ext`` where the clock steps, and the file system is slow or without locks.
 
-python disturbed.py STEP AFTER DELAY WORDS... moves the clock by STEP seconds after AFTER seconds,
-and delays what changes or lists files by DELAY seconds each.
+python disturbed.py STEP AFTER DELAY LOCKS WORDS... moves the clock by STEP seconds after AFTER
+seconds, delays what changes or lists files by DELAY seconds each, and allows no locks if LOCKS is
+0.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import sys
 import time
@@ -25,7 +28,11 @@ def _delayed(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     return delayed
 
 
-def _disturb(step: float, after: float, delay: float) -> None:
+def _no_locks(*_: Any) -> None:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def _disturb(step: float, after: float, delay: float, locks: float) -> None:
     begin, clock, clock_ns = time.monotonic(), time.time, time.time_ns
 
     def moved() -> float:
@@ -35,8 +42,10 @@ def _disturb(step: float, after: float, delay: float) -> None:
     time.time_ns = lambda: clock_ns() + int(moved() * 1e9)
     for name in _SLOW if delay else ():
         setattr(os, name, _delayed(getattr(os, name), delay))
+    if not locks:
+        fcntl.flock = _no_locks
 
 
 if __name__ == "__main__":
-    _disturb(*(float(sys.argv.pop(1)) for _ in range(3)))
+    _disturb(*(float(sys.argv.pop(1)) for _ in range(4)))
     sys.exit(main())

@@ -252,9 +252,12 @@ class Attack(RuleBasedStateMachine):
         what=st.sampled_from(["pretrain", "pretrain", "eval", "export"]),
         delays=st.tuples(st.floats(0, 0.05), st.floats(0, 0.05)),
         moment=st.floats(0, 0.5),
+        locks=st.integers(0, 1),
     )
     @held
-    def two_at_once(self, what: str, delays: tuple[float, float], moment: float) -> None:
+    def two_at_once(
+        self, what: str, delays: tuple[float, float], moment: float, locks: int
+    ) -> None:
         """Two machines on one run directory of a slow file system."""
         world = self.world
         words = {
@@ -262,7 +265,7 @@ class Attack(RuleBasedStateMachine):
             "eval": ["knn", world.run],
             "export": [world.run, "--format=timm"],
         }
-        one, two = (Disturbed(delay=delay) for delay in delays)
+        one, two = (Disturbed(delay=delay, locks=locks) for delay in delays)
         train = world.words_to_train(False)
         with ThreadPoolExecutor() as pool:
             first = pool.submit(world.command, "pretrain", *train, disturbed=one)

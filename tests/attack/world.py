@@ -87,11 +87,13 @@ class Disturbed(NamedTuple):
         step: seconds that its clock steps.
         after: seconds until then.
         delay: seconds that each change of a file takes longer.
+        locks: whether its file system has any.
     """
 
     step: float = 0.0
     after: float = 0.0
     delay: float = 0.0
+    locks: int = 1
 
 
 class Said(NamedTuple):
