@@ -145,7 +145,7 @@ def pretrain(
     # Make the path absolute: checkpoints are named after the folder, which may be `.`.
     run_dir = Path(os.path.abspath(run_dir))
     _refuse_among_images(run_dir, prepared)
-    own_identity = identity(run, prepared.train)
+    own_identity = identity(run, prepared.train, prepared.val)
     held = checkpoints(run_dir)
     checkpoint, damaged = resume_point(
         run_dir, run.resume_from_checkpoint, own_identity, force=force

@@ -189,7 +189,7 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
     np.random.set_state((name, words, place, has_gauss, cached))  # noqa: NPY002
 
 
-def identity(run: RunConfig, images: Images) -> dict[str, Any]:
+def identity(run: RunConfig, images: Images, val: Images | None = None) -> dict[str, Any]:
     """What identifies a run: its config, its images, and the weights that its backbone starts from.
 
     Of the images that is their number, names, order, classes and sizes; of the weights, what
@@ -204,11 +204,16 @@ def identity(run: RunConfig, images: Images) -> dict[str, Any]:
     word = run.backbone.weights
     return {
         "config": config,
-        "images": images_fingerprint(images, by_name=True),
-        "sizes": sizes_fingerprint(images),
+        **_of_images(images),
         "count": len(images),
+        "val": None if val is None else _of_images(val),
         "weights": None if word is None else {"source": word, "digest": weights_digest(word)},
     }
+
+
+def _of_images(images: Images) -> dict[str, str | None]:
+    found = images_fingerprint(images, by_name=True)
+    return {"images": found, "sizes": sizes_fingerprint(images)}
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -398,6 +403,9 @@ def _check_same_run(
         )
     if found:
         logger.warning(f"goes on from another run's checkpoint: {_listed(found)}")
+    # They change no weights, and checkpoints of earlier versions do not tell of them.
+    if held is not None and held["identity"].get("val", identity["val"]) != identity["val"]:
+        logger.warning("other validation images than before: their numbers do not compare")
 
 
 def _missing(held: Mapping[str, Any]) -> str | None:

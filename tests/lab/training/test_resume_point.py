@@ -148,6 +148,19 @@ def test_other_images_are_refused(
         resume(run)
 
 
+def test_other_validation_images_are_told(
+    make_config: MakeConfig, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    val = Path(shutil.copytree(images, tmp_path / "val"))
+    config = make_config("debiased", data={"val_path": str(val)}, max_epochs=2)
+    train_killed(config, tmp_path / "run", 3)
+    resume(tmp_path / "run")
+    assert "validation images" not in caplog.text
+    next(val.rglob("*.png")).unlink()
+    resume(tmp_path / "run")
+    assert "other validation images than before" in caplog.text
+
+
 def test_a_run_of_an_older_version(make_config: MakeConfig, tmp_path: Path) -> None:
     """By now settings are gone that its config has; its weights can be used."""
     run = tmp_path / "run"
