@@ -66,6 +66,17 @@ class ConfigError(UserError):
         super().__init__(f"{key}={_shown(value)}: {problem}" + (f"; {remedy}" if remedy else ""))
 
 
+class NoSuchRun(UserError):
+    """There is nothing where a run directory or a checkpoint should be.
+
+    >>> print(NoSuchRun("runs/pcl"))
+    'runs/pcl': no such run directory or checkpoint
+    """
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"{str(path)!r}: no such run directory or checkpoint")
+
+
 class StoppedBySignal(UserError):
     """The signal with this number ended a run after the run had saved its state.
 

@@ -123,7 +123,7 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
 
     >>> export(Path("nowhere"), "timm")
     Traceback (most recent call last):
-    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     run = load_pretrained(path)
     target = run.checkpoint.parent / DEFAULT_NAMES[form] if out is None else out

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from solo_ext.core.errors import UserError, show_messages
+from solo_ext.core.errors import NoSuchRun, UserError, show_messages
 from solo_ext.lab.cli.output import progress_bars, say, show
 
 _MOST_NAMES = 10
@@ -90,6 +90,8 @@ def _pretrain(args: argparse.Namespace) -> Any:
     show_messages()
     images, overrides = _images_and_overrides(args.overrides)
     _check_source(args, images)
+    if args.resume is not None:
+        _check_there(args.resume)
     config: dict[str, Any] = {}
     if images and args.method is not None:
         check_method_of_images(args.method)
@@ -190,6 +192,12 @@ def _check_source(args: argparse.Namespace, images: list[str]) -> None:
             raise UserError(f"--{option.replace('_', '-')} is for a folder of images: name one")
 
 
+def _check_there(run: str) -> None:
+    """Refuses a missing run or checkpoint before torch is imported."""
+    if not (run == "pixels" or run.startswith("timm/") or os.path.lexists(run)):
+        raise NoSuchRun(run)
+
+
 def _eval(args: argparse.Namespace) -> Any:
     from omegaconf import OmegaConf
 
@@ -201,6 +209,7 @@ def _eval(args: argparse.Namespace) -> Any:
     plain: Any = OmegaConf.to_container(settings)
     # Before what follows imports torch.
     check_protocol(args.protocol, plain)
+    _check_there(args.run)
 
     from solo_ext.lab.evaluation.evaluate import evaluate
     from solo_ext.lab.evaluation.suite import evaluate_suite
@@ -261,6 +270,7 @@ def _keep_record(args: argparse.Namespace, title: str, record: dict[str, Any]) -
 
 
 def _embed(args: argparse.Namespace) -> Any:
+    _check_there(args.run)
     from omegaconf import OmegaConf
 
     from solo_ext.config.compose import apply_overrides, parse
@@ -289,6 +299,7 @@ def _embed(args: argparse.Namespace) -> Any:
 
 
 def _report(args: argparse.Namespace) -> Any:
+    _check_there(args.run)
     from omegaconf import OmegaConf
 
     from solo_ext.config.compose import apply_overrides, parse
@@ -309,6 +320,7 @@ def _report(args: argparse.Namespace) -> Any:
 
 
 def _export(args: argparse.Namespace) -> Any:
+    _check_there(args.run)
     from solo_ext.pretrained.export import export
 
     done = export(Path(args.run), args.format, Path(args.out) if args.out else None)

@@ -32,6 +32,9 @@ def check_names(config: Mapping[str, Any]) -> None:
 
     Raises:
         ConfigError: an unknown name, or an unknown setting of one of solo-learn's methods.
+
+    >>> names = {"method": "pcl", "backbone": {"name": "resnet18"}, "optimizer": {"name": "sgd"}}
+    >>> check_names(names)
     """
     methods = listed_methods(host := detect())
     others = {row["origin"] for row in (*methods, *listed_losses())} - {"solo_ext", "solo-learn"}

@@ -440,7 +440,7 @@ def resume(
     >>> resume(Path("nowhere"))
     Traceback (most recent call last):
         ...
-    solo_ext.core.errors.UserError: run directory 'nowhere': no such folder
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     cfg = OmegaConf.create(read_config(run_dir))
     apply_overrides(cfg, parse(overrides))

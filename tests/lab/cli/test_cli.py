@@ -59,6 +59,13 @@ UNKNOWN_NAMES = [
     ["eval", "suite", "pixels", "protocols=[knnn]"],
     ["benchmark", "run", "digitss"],
 ]
+MISSING = [
+    ["eval", "knn", "nowhere"],
+    ["export", "nowhere", "--format=timm"],
+    ["embed", "nowhere", "--out=features.parquet"],
+    ["report", "nowhere"],
+    ["pretrain", "--resume", "nowhere"],
+]
 
 
 def python(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -88,6 +95,7 @@ def test_version(command: Command) -> None:
         (["pretrain", "--config-name", "digits/pcl", "max_epoch=1"], 2, ["hydra"]),
         (["pretrain", "--config-name", "digits/nonesuch"], 2, ["hydra"]),
         *((words, 2, ["hydra"]) for words in UNKNOWN_NAMES),
+        *((words, 2, ["hydra"] if words[0] in ("eval", "pretrain") else []) for words in MISSING),
     ],
 )
 def test_what_needs_no_training_imports_nothing_for_it(
@@ -108,7 +116,7 @@ def test_what_needs_no_training_imports_nothing_for_it(
     (tmp_path / "images").mkdir()
     done = python(body, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == f"{code} {imported}"
-    if words in UNKNOWN_NAMES:
+    if words in UNKNOWN_NAMES + MISSING:
         # In this process, which has imported torch, the run itself refuses the name.
         assert done.stderr == command(*words).err
 
