@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from solo_ext.core.errors import ConfigError, UserError, show_messages, suggest_name
+from solo_ext.core.errors import UserError, show_messages
 
 logger = logging.getLogger("solo_ext.launcher")
 _OF_MAIN_UMAP = {"matplotlib", "pandas", "seaborn", "umap", "wandb"}
@@ -123,15 +123,11 @@ def _check(cfg: Any) -> None:
         return
     from solo_ext import host
     from solo_ext.lab.training.builtin_methods import check_large_crops
+    from solo_ext.lab.training.names import unknown_method
 
     methods = host.load().methods
     if cfg.method not in methods:
-        raise ConfigError(
-            "method",
-            cfg.method,
-            "unknown method",
-            suggest_name(cfg.method, methods, all_in="`solo-ext methods`"),
-        )
+        raise unknown_method(cfg.method, methods, host.load().info.generation)
     size = cfg.augmentations[0].crop_size
     check_large_crops(
         cfg.method, sum(a.num_crops for a in cfg.augmentations if a.crop_size == size)

@@ -66,6 +66,17 @@ class ConfigError(UserError):
         super().__init__(f"{key}={_shown(value)}: {problem}" + (f"; {remedy}" if remedy else ""))
 
 
+class NoSuchRun(UserError):
+    """There is nothing where a run directory or a checkpoint should be.
+
+    >>> print(NoSuchRun("runs/pcl"))
+    'runs/pcl': no such run directory or checkpoint
+    """
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"{str(path)!r}: no such run directory or checkpoint")
+
+
 class StoppedBySignal(UserError):
     """The signal with this number ended a run after the run had saved its state.
 
@@ -176,6 +187,17 @@ def suggest_name(name: str, valid: Iterable[str], *, show: int = 12, all_in: str
         where = f": {all_in}" if all_in else ""
         listed = ", ".join([*(plain[one] for one in near), f"... ({len(names)} in all{where})"])
     return f"{guess} allowed: {listed}".strip() if names else "nothing is allowed here"
+
+
+def unknown_name(
+    key: str, name: str, kind: str, valid: Iterable[str], *, all_in: str = ""
+) -> ConfigError:
+    """The error of a key whose value is none of the valid names; arguments as `suggest_name`.
+
+    >>> print(unknown_name("optimizer.name", "sdg", "optimiser", ["adam", "sgd"]))
+    optimizer.name='sdg': unknown optimiser; did you mean 'sgd'? allowed: adam, sgd
+    """
+    return ConfigError(key, name, f"unknown {kind}", suggest_name(name, valid, all_in=all_in))
 
 
 def _shown(value: object) -> str:

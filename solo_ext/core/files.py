@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from solo_ext.core.errors import UserError, disk_errno
@@ -342,13 +342,27 @@ def locked(file: Path, wait: float = -1) -> Iterator[None]:
             lock.acquire(wait)
     except Timeout:
         raise UserError(
-            f"{str(file.parent)!r} is being written by another process; wait for it, or name "
-            "another folder"
+            f"{str(file.parent)!r} is being written by {_holder(lock)}, or name another folder"
         ) from None
     try:
         yield
     finally:
         lock.release()
+
+
+def _holder(lock: FileLock) -> str:
+    """Who holds a lock, and what to do about it.
+
+    Where the system has no locks, a file with the holder's process and host is the lock, and stays
+    there if that host goes down, or if a folder is copied with it.
+    """
+    if not isinstance(lock, SoftFileLock):
+        return "another process; wait for it"
+    process = "another process"
+    with contextlib.suppress(OSError, UserError, ValueError):
+        pid, host, *_ = read_text(Path(lock.lock_file), most=1000).split()
+        process = f"process {int(pid)} on {host!r}"
+    return f"{process}; wait for it, remove {lock.lock_file!r} if it has ended"
 
 
 def check_archive(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from timm.models import load_checkpoint
 from torch import nn
 
-from solo_ext.core.errors import ConfigError, suggest_name
+from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import check_archive
+from solo_ext.host.names import PREFIX, unknown_backbone
 
-PREFIX = "timm/"
 SMALL_SIDE = 64
 """Images of at most this side count as small: a stem that downsamples fourfold is too coarse."""
 
@@ -50,22 +50,6 @@ def is_timm(name: str) -> bool:
     (True, False)
     """
     return name.startswith(PREFIX) and timm.is_model(name.removeprefix(PREFIX))
-
-
-def unknown_backbone(name: str, own: Iterable[str]) -> ConfigError:
-    """Error for a name that is neither the host's nor timm's.
-
-    >>> unknown_backbone("resnet18", []).remedy
-    "did you mean 'timm/resnet18'?"
-    """
-    if name.startswith(PREFIX):
-        models = [PREFIX + model for model in timm.list_models()]
-        remedy = f"{suggest_name(name, models, show=0)} see timm.list_models()".strip()
-    elif timm.is_model(name):
-        remedy = f"did you mean {PREFIX + name!r}?"
-    else:
-        remedy = f"{suggest_name(name, own, show=30)}, timm/<model>"
-    return ConfigError("backbone.name", name, "unknown backbone", remedy)
 
 
 def small_image_kwargs(name: str, kwargs: Mapping[str, Any], image_size: int) -> dict[str, Any]:

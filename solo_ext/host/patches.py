@@ -34,7 +34,7 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from solo_ext import host
-from solo_ext.core.errors import ConfigError, UserError, show_messages, suggest_name
+from solo_ext.core.errors import ConfigError, UserError, show_messages, unknown_name
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def check_names(names: Iterable[str]) -> None:
     optional = [patch.name for patch in PATCHES.values() if patch.changes_results]
     for name in names:
         if name not in PATCHES:
-            raise ConfigError("patches", name, "unknown patch", suggest_name(name, optional))
+            raise unknown_name("patches", name, "patch", optional)
         if name not in optional:
             problem = "changes no number and is always applied"
             raise ConfigError("patches", name, problem, "leave it out")

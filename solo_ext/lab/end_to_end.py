@@ -96,7 +96,7 @@ def go_on(
     >>> go_on(Path("nowhere"))
     Traceback (most recent call last):
         ...
-    solo_ext.core.errors.UserError: run directory 'nowhere': no such folder
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     result = resume(run_dir, overrides, force=force)
     return _finished(result, say) if (run_dir / CHOICES).is_file() else result

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.core.errors import ConfigError, suggest_name
+from solo_ext.core.errors import ConfigError, suggest_name, unknown_name
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.losses import LOSSES
 from solo_ext.losses.common import check_not_negative, check_positive
@@ -479,7 +479,7 @@ def criterion_of(name: str) -> type[Criterion]:
         takes = inspect.signature(_pml_class(name)).parameters
         return ProxyCriterion if "num_classes" in takes else ModuleCriterion
     if name not in LOSSES:
-        raise ConfigError(KEY, name, "unknown loss", suggest_name(name, metric_losses()))
+        raise unknown_name(KEY, name, "loss", metric_losses())
     if name not in CRITERIA:
         raise ConfigError(
             KEY,

@@ -27,7 +27,7 @@ from solo_ext.config.schema import Backbone
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import writing
 from solo_ext.data.transforms import fixed_view
-from solo_ext.host.backbones import PREFIX
+from solo_ext.host.names import PREFIX
 from solo_ext.pretrained.exported import FETCHING, KEY, WEIGHTS, Metadata, load_exported
 from solo_ext.pretrained.runs import Pretrained, load_pretrained
 
@@ -123,7 +123,7 @@ def export(path: Path, form: Format, out: Path | None = None) -> Export:
 
     >>> export(Path("nowhere"), "timm")
     Traceback (most recent call last):
-    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     run = load_pretrained(path)
     target = run.checkpoint.parent / DEFAULT_NAMES[form] if out is None else out

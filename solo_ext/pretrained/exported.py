@@ -17,7 +17,8 @@ from solo_ext.config.schema import Backbone
 from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.types import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from solo_ext.data.transforms import Transform, eval_transform
-from solo_ext.host.backbones import PREFIX, BackboneTable, build_backbone
+from solo_ext.host.backbones import BackboneTable, build_backbone
+from solo_ext.host.names import PREFIX
 from solo_ext.pretrained.files import check_fit
 
 KEY = "solo_ext"

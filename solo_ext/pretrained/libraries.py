@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from solo_ext.core.errors import ConfigError, UserError, first_line, suggest_name
-from solo_ext.host.backbones import PREFIX
+from solo_ext.host.names import PREFIX
 from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.pretrained.files import (
     check_fit,

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from solo_ext.core.errors import ConfigError, UserError, first_line, suggest_name
 from solo_ext.core.files import read_text
-from solo_ext.host.backbones import PREFIX, is_timm
+from solo_ext.host.backbones import is_timm
+from solo_ext.host.names import PREFIX
 from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.pretrained import exported
 from solo_ext.pretrained.files import misfits, read_checkpoint, read_safetensors

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from solo_ext import host
 from solo_ext.config.check import common_config
 from solo_ext.config.schema import CommonConfig
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, NoSuchRun, UserError
 from solo_ext.core.files import CHECKPOINT_NAME, read_text
 from solo_ext.data.transforms import STATISTICS, fixed_view
 from solo_ext.host.backbones import build_backbone
@@ -87,7 +87,7 @@ def load_pretrained(path: Path, networks: Literal["online", "momentum"] = "onlin
 
     >>> load_pretrained(Path("nowhere"))
     Traceback (most recent call last):
-    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     checkpoint, cfg, state, digest = _read(path)
     prefixes = _BACKBONES[networks]
@@ -120,7 +120,7 @@ def run_backbone(path: Path) -> tuple[Path, str, dict[str, Tensor], list[str]]:
 
     >>> run_backbone(Path("nowhere"))
     Traceback (most recent call last):
-    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     checkpoint, _, state, digest = _read(path)
     prefix, weights = _first_below(state["state_dict"], *_BACKBONES["online"])
@@ -148,12 +148,12 @@ def checkpoint_in(path: Path) -> Path:
 
     >>> checkpoint_in(Path("nowhere"))
     Traceback (most recent call last):
-    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     if path.is_file():
         return path
     if not path.is_dir():
-        raise UserError(f"{str(path)!r}: no such run directory or checkpoint")
+        raise NoSuchRun(path)
     # Upstream may keep older checkpoints: take that of the last epoch. Modification times do not
     # tell which one that is, because a copied folder has new ones.
     found = sorted((p for p in path.iterdir() if p.suffix == ".ckpt"), key=_progress)
@@ -250,7 +250,7 @@ def load_run(source: TeacherKwargs) -> LoadedTeacher:
 
     >>> load_run(TeacherKwargs(layout="run", path="nowhere"))
     Traceback (most recent call last):
-    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     with torch.random.fork_rng(devices=[]):
         run = load_pretrained(Path(str(source.path)), source.networks)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from solo_ext.config.schema import Backbone
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.host.backbones import PREFIX
+from solo_ext.host.names import PREFIX
 from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.pretrained.exported import export_file, read_export
 from solo_ext.pretrained.files import file_digest

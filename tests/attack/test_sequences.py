@@ -13,10 +13,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 import signal
+import socket
 import tempfile
+import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +35,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.attack.world import DAMAGES, RUNS, Outcomes, World
+from tests.attack.world import CHANGES_OF_IMAGES, DAMAGES, RUNS, Disturbed, Outcomes, World
 from tests.mounts import small_disk
 
 pytestmark = [
@@ -54,8 +59,16 @@ PROTOCOLS = (
     "suite protocols=[knn,geometry]",
 )
 FORMATS = ("timm", "safetensors", "torchvision", "detectron2")
+STEPS = (-400 * 86400.0, -3600.0, 3600.0, 400 * 86400.0)
+"""Seconds that a clock is set, back or forth."""
 PAGES = st.integers(0, 120)
 """Room that a full disk has left: a checkpoint of these runs has some 40 pages."""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def held(step: Callable[..., None]) -> Callable[..., None]:
@@ -69,6 +82,7 @@ def held(step: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: Attack, **drawn: Any) -> None:
         if self.broken:
             return
+        self.events[step.__name__] += 1
         try:
             step(self, **drawn)
         except Exception as error:
@@ -84,6 +98,7 @@ def held(step: Callable[..., None]) -> Callable[..., None]:
 class Attack(RuleBasedStateMachine):
     """A random sequence of commands and faults on one run."""
 
+    events: Counter[str]
     undisturbed: ClassVar[Path]
     outcomes: ClassVar[Outcomes]
     world: World
@@ -92,9 +107,10 @@ class Attack(RuleBasedStateMachine):
         method=st.sampled_from(sorted(RUNS)),
         number=st.sampled_from((0, *SIGNALS)),
         moment=st.floats(0, 1),
+        older=st.sampled_from([False] * 9 + [True]),
     )
-    def begin(self, method: str, number: int | None, moment: float) -> None:
-        self.broken = False
+    def begin(self, method: str, number: int | None, moment: float, older: bool) -> None:
+        self.broken, self.events = False, Counter[str]()
         self.stack = contextlib.ExitStack()
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         self.mounted = True
@@ -103,8 +119,10 @@ class Attack(RuleBasedStateMachine):
         except pytest.skip.Exception:
             self.mounted = False
         self.world = World(folder, self.undisturbed, method)
+        if older:
+            self.world.take_older()
         # What comes to a folder that is empty is tried too.
-        if number != 0:
+        elif number != 0:
             self.train(number=number, moment=moment, anew=True, workers=0)
 
     @rule(
@@ -175,9 +193,109 @@ class Attack(RuleBasedStateMachine):
     def move(self) -> None:
         self.world.move()
 
+    @rule(
+        number=st.sampled_from([signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]),
+        node=st.integers(0, 1),
+        after=st.floats(0.3, 4),
+    )
+    @held
+    def wait_for_a_node_that_does_not_come(self, number: int, node: int, after: float) -> None:
+        world, place = self.world, self.world.runs / "nodes"
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        said = world.command(
+            *("pretrain", *world.begin(place), "num_nodes=2", "strategy=ddp"),
+            **{"number": number, "after": after, "fails": True},
+            env=address | {"NODE_RANK": str(node)},
+        )
+        assert said.code in (2, 128 + number), said
+        shutil.rmtree(place, ignore_errors=True)
+
+    @rule(step=st.sampled_from(STEPS), moment=st.floats(0, 1), files=st.booleans())
+    @held
+    def set_the_clock(self, step: float, moment: float, files: bool) -> None:
+        """It steps while a run trains; what was written before may be of a later time."""
+        world = self.world
+        if files:
+            world.set_times(-step)
+        changed = Disturbed(step, moment * world.whole()[1])
+        said = world.command("pretrain", *world.words_to_train(False), disturbed=changed)
+        if said.code == 0:
+            world.check_finished()
+
+    @rule(
+        moment=st.floats(0, 1),
+        pause=st.floats(0, 0.1),
+        seed=st.integers(0, 2**32),
+        what=st.sampled_from(["pretrain", "eval", "export"]),
+    )
+    @held
+    def copy_while_it_trains(self, moment: float, pause: float, seed: int, what: str) -> None:
+        world = self.world
+        with ThreadPoolExecutor() as pool:
+            training = pool.submit(world.command, "pretrain", *world.words_to_train(False))
+            time.sleep(moment * world.whole()[1])
+            copy = world.copy_files(pause, seed)
+            trained = training.result()
+        if trained.code == 0:
+            world.check_finished()
+        words = {
+            "pretrain": ["--resume", copy],
+            "eval": ["knn", copy],
+            "export": [copy, "--format=timm"],
+        }
+        said = world.command(what, *words[what])
+        if what == "pretrain" and said.code == 0:
+            world.check_finished(copy)
+        shutil.rmtree(copy, ignore_errors=True)
+
+    @rule(
+        what=st.sampled_from(["pretrain", "pretrain", "eval", "export"]),
+        delays=st.tuples(st.floats(0, 0.05), st.floats(0, 0.05)),
+        moment=st.floats(0, 0.5),
+        locks=st.integers(0, 1),
+    )
+    @held
+    def two_at_once(
+        self, what: str, delays: tuple[float, float], moment: float, locks: int
+    ) -> None:
+        """Two machines on one run directory of a slow file system."""
+        world = self.world
+        words = {
+            "pretrain": world.words_to_train(False),
+            "eval": ["knn", world.run],
+            "export": [world.run, "--format=timm"],
+        }
+        one, two = (Disturbed(delay=delay, locks=locks) for delay in delays)
+        train = world.words_to_train(False)
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(world.command, "pretrain", *train, disturbed=one)
+            time.sleep(moment * world.whole()[1])
+            second = pool.submit(world.command, what, *words[what], disturbed=two)
+            codes = [first.result().code, *[second.result().code] * (what == "pretrain")]
+        if 0 in codes:
+            world.check_finished()
+
+    @rule(
+        how=st.sampled_from(CHANGES_OF_IMAGES),
+        seed=st.integers(0, 2**32),
+        force=st.booleans(),
+    )
+    @held
+    def change_the_images(self, how: str, seed: int, force: bool) -> None:
+        world = self.world
+        began = any(file.suffix == ".ckpt" for file in world.files())
+        with world.other_images(how, seed):
+            words = [*world.words_to_train(False), *["--force"] * force]
+            refused = began and world.as_begun and not force
+            said = world.command("pretrain", *words, fails=refused)
+            if world.run.is_dir():
+                world.command("eval", "knn", world.run)
+        world.as_begun &= said.code != 0
+
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.outcomes.add(commands=self.world.commands, outcomes=self.world.exits)
+            world = self.world
+            self.outcomes.add(commands=world.commands, outcomes=world.exits, events=self.events)
             self.stack.close()
 
 

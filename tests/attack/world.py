@@ -8,20 +8,22 @@ import os
 import random
 import shutil
 import signal
+import tarfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import yaml
+from PIL import Image
 
 from solo_ext import host
 from solo_ext.core.files import append_lines
 from solo_ext.lab.experiments.records import code_version
-from solo_ext.lab.training.run_dir import METRICS, checkpoints
+from solo_ext.lab.training.run_dir import ARGS, CONFIG, METRICS, checkpoints
 from tests import forks
 from tests.conftest import made_images, tiny_config
 from tests.lab.training.same_run import assert_same, logged
@@ -33,6 +35,9 @@ DOCUMENTED = {0, 1, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.S
 """Exit codes of the command line."""
 
 
+DISTURBED = Path(__file__).with_name("disturbed.py")
+OLDER = Path(__file__).with_name("older_version.tar.xz")
+"""A run of ``debiased`` by this package as of 900 commits ago, killed after 5 of 8 steps."""
 RECORDS = Path(__file__).parents[2] / "results" / "attack"
 
 
@@ -75,6 +80,22 @@ class Outcomes:
         self.begin()
 
 
+class Disturbed(NamedTuple):
+    """What a machine does to a command.
+
+    Attributes:
+        step: seconds that its clock steps.
+        after: seconds until then.
+        delay: seconds that each change of a file takes longer.
+        locks: whether its file system has any.
+    """
+
+    step: float = 0.0
+    after: float = 0.0
+    delay: float = 0.0
+    locks: int = 1
+
+
 class Said(NamedTuple):
     """Of a command that has ended.
 
@@ -89,9 +110,18 @@ class Said(NamedTuple):
     seconds: float
 
 
-def run(words: Sequence[object], cwd: Path, number: int | None = None, after: float = 0.0) -> Said:
+def run(
+    words: Sequence[object],
+    cwd: Path,
+    number: int | None = None,
+    after: float = 0.0,
+    disturbed: Disturbed | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Said:
     """Runs a command, and sends it a signal after some seconds if it still runs then."""
-    fork, begin = forks.start(*forks.SOLO_EXT, *words, cwd=cwd), time.monotonic()
+    program = forks.SOLO_EXT if disturbed is None else (DISTURBED, *disturbed)
+    variables = None if env is None else {**os.environ, **env}
+    fork, begin = forks.start(*program, *words, cwd=cwd, env=variables), time.monotonic()
     if number is not None and fork.runs_for(after):
         # The whole session, as a terminal does for Ctrl-C and a scheduler that ends a job.
         target = os.killpg if number in (signal.SIGINT, signal.SIGKILL) else os.kill
@@ -141,6 +171,15 @@ RUNS: dict[str, dict[str, Any]] = {
     "byol": {"online_eval": {"every_n_epochs": 2}},
 }
 """Runs that a sequence may begin with: method, and what differs in its config."""
+
+
+def take_older(run: Path, images: Path) -> None:
+    """Unpacks the run of an older version, of images like these."""
+    with tarfile.open(OLDER) as archive:
+        archive.extractall(run, filter="data")
+    for name in (CONFIG, ARGS):
+        file = run / name
+        file.write_text(file.read_text().replace("/IMAGES", str(images)))
 
 
 def fingerprint(folder: Path) -> str:
@@ -205,7 +244,13 @@ class World:
         return [*self.begin(self.run), f"data.num_workers={workers}"]
 
     def command(
-        self, *words: object, number: int | None = None, after: float = 0.0, fails: bool = False
+        self,
+        *words: object,
+        number: int | None = None,
+        after: float = 0.0,
+        fails: bool = False,
+        disturbed: Disturbed | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> Said:
         """Runs a command and holds what must be true of every one.
 
@@ -214,12 +259,15 @@ class World:
             number: a signal that it gets.
             after: seconds until then.
             fails: whether it must not succeed.
+            disturbed: what the machine does to it.
+            env: variables of its environment.
         """
         before = {name: fingerprint(getattr(self, name)) for name in ("strange", "images", "cwd")}
-        said = run(words, self.cwd, number, after)
+        said = run(words, self.cwd, number, after, disturbed, env)
         shown = " ".join(map(str, words)) + (
             f" [signal {number} after {after:.2f} s]" if number else ""
         )
+        shown += f" [{disturbed}]" if disturbed else ""
         self.history.append(f"{shown} -> {said.code}")
         kind = "pretrain --resume" if "--resume" in words else str(words[0])
         self.commands[kind] += 1
@@ -242,18 +290,19 @@ class World:
             assert fingerprint(getattr(self, name)) == held, f"{name} was changed\n{told}"
         return said
 
-    def check_finished(self) -> None:
-        """A run that ended by itself is the undisturbed one, to the last bit."""
+    def check_finished(self, run: Path | None = None) -> None:
+        """A run, or a copy of it, that ended by itself is the undisturbed one, to the last bit."""
         if not self.as_begun:
             return
         whole, _ = self.whole()
         told = "\n".join(self.history)
-        one, two = checkpoints(whole), checkpoints(self.run)
+        one, two = checkpoints(whole), checkpoints(run or self.run)
         assert len(two) == 1, f"{two}\n{told}"
         a, b = (torch.load(c[-1].path, weights_only=True) for c in (one, two))
         for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
             assert_same(a[part], b[part], f"{part}\n{told}\n")
-        if self.trusted_log and METRICS in {file.name for file in self.run.iterdir()}:
+        # A log that was copied before its checkpoint lacks lines.
+        if run is None and self.trusted_log and (self.run / METRICS).exists():
             assert_same(logged(whole), logged(self.run), f"{METRICS}\n{told}\n")
 
     def files(self) -> list[Path]:
@@ -303,6 +352,59 @@ class World:
         finally:
             ballast.unlink()
 
+    def take_older(self) -> None:
+        """Puts a run of an older version of this package in place of the run."""
+        take_older(self.run, self.images)
+        self.as_begun = self.trusted_log = False
+        self.history.append("a run of an older version")
+
+    def set_times(self, seconds: float) -> None:
+        """Moves the times of all files of the run directory."""
+        for file in self.files():
+            if file.is_file():
+                held = file.stat()
+                os.utime(file, (held.st_atime + seconds, held.st_mtime + seconds))
+        self.history.append(f"times of files moved by {seconds} s")
+
+    def copy_files(self, pause: float, seed: int) -> Path:
+        """Copies the run directory as it is now, file by file, which takes a while."""
+        copy = self.runs / f"copy-{len(self.history)}"
+        held = self.files()
+        random.Random(seed).shuffle(held)
+        for file in held:
+            target = copy / file.relative_to(self.run)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # It may be gone by now, as for any program that copies.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy2(file, target, follow_symlinks=False)
+            time.sleep(pause)
+        self.history.append(f"copied {[file.name for file in held]} to {copy.name}")
+        return copy
+
+    @contextlib.contextmanager
+    def other_images(self, how: str, seed: int) -> Iterator[None]:
+        """Changes the images for the block."""
+        kept = self.folder / "kept"
+        shutil.copytree(self.images, kept)
+        draw = random.Random(seed)
+        file = draw.choice(sorted(self.images.rglob("*.png")))
+        if how == "add":
+            shutil.copy(file, file.with_name("more.png"))
+        elif how == "remove":
+            file.unlink()
+        elif how == "replace":
+            side = draw.choice([16, 17])
+            Image.frombytes("RGB", (side, side), draw.randbytes(3 * side * side)).save(file)
+        else:
+            file.parent.rename(file.parent.with_name("renamed"))
+        self.history.append(f"images: {how} {file.relative_to(self.images)}")
+        try:
+            yield
+        finally:
+            shutil.rmtree(self.images)
+            kept.rename(self.images)
+            self.history.append("images as before")
+
     def move(self) -> None:
         """Gives the run directory another name."""
         if self.run.is_dir():
@@ -312,4 +414,5 @@ class World:
             self.history.append(f"moved to {target.name}")
 
 
+CHANGES_OF_IMAGES = ("add", "remove", "replace", "rename")
 DAMAGES = ("truncate", "flip", "append", "delete", "folder", "pipe", "link", "endless")

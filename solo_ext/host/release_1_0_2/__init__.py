@@ -15,6 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torchvision import models
 
+from solo_ext.host.names import RELEASE_BACKBONES
+
 
 def load() -> ModuleType:
     """Imports ``solo`` with its base class replaced, and lets its methods take main's config."""
@@ -34,8 +36,7 @@ def load() -> ModuleType:
     for name in ("solo.utils.whitening", "solo.methods.wmse"):
         sys.modules[name].Whitening2d = Whitening2d  # type: ignore[attr-defined]
     own_backbones = importlib.import_module("solo.utils.backbones")
-    sizes = ("tiny", "small", "base", "large")
-    for name in ("resnet18", "resnet50", *(f"{f}_{s}" for f in ("vit", "swin") for s in sizes)):
+    for name in RELEASE_BACKBONES:
         make = getattr(models if name.startswith("resnet") else own_backbones, name)
         base.BaseMethod._BACKBONES[name] = _after_method(make)
     made = _natives(solo.methods.METHODS)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from solo_ext.core.errors import UserError, show_messages
+from solo_ext.core.errors import NoSuchRun, UserError, show_messages
 from solo_ext.lab.cli.output import progress_bars, say, show
 
 _MOST_NAMES = 10
@@ -84,16 +84,23 @@ def _doctor(args: argparse.Namespace) -> Any:
 def _pretrain(args: argparse.Namespace) -> Any:
     from solo_ext.config.check import check_sections
     from solo_ext.config.compose import compose
+    from solo_ext.lab.cli.names import check_names
+    from solo_ext.lab.training.names import check_method_of_images
 
     show_messages()
     images, overrides = _images_and_overrides(args.overrides)
     _check_source(args, images)
+    if args.resume is not None:
+        _check_there(args.resume)
     config: dict[str, Any] = {}
+    if images and args.method is not None:
+        check_method_of_images(args.method)
     if not images and args.resume is None:
         folder = Path(args.config_path) if args.config_path else None
         config = compose(args.config_name, overrides, folder)
         # Before what follows imports torch, Lightning and solo-learn.
         check_sections(config)
+        check_names(config)
 
     from solo_ext.lab.training.prepare import check_folder, prepare
     from solo_ext.lab.training.pretrain import pretrain
@@ -185,16 +192,28 @@ def _check_source(args: argparse.Namespace, images: list[str]) -> None:
             raise UserError(f"--{option.replace('_', '-')} is for a folder of images: name one")
 
 
+def _check_there(run: str) -> None:
+    """Refuses a missing run or checkpoint before torch is imported."""
+    if not (run == "pixels" or run.startswith("timm/") or os.path.lexists(run)):
+        raise NoSuchRun(run)
+
+
 def _eval(args: argparse.Namespace) -> Any:
     from omegaconf import OmegaConf
 
     from solo_ext.config.compose import apply_overrides, parse
-    from solo_ext.lab.evaluation.evaluate import SUITE, evaluate
-    from solo_ext.lab.evaluation.suite import evaluate_suite
+    from solo_ext.lab.evaluation.names import SUITE, check_protocol
 
     settings = OmegaConf.create({})
     apply_overrides(settings, parse(args.overrides))
     plain: Any = OmegaConf.to_container(settings)
+    # Before what follows imports torch.
+    check_protocol(args.protocol, plain)
+    _check_there(args.run)
+
+    from solo_ext.lab.evaluation.evaluate import evaluate
+    from solo_ext.lab.evaluation.suite import evaluate_suite
+
     with progress_bars() as progress:
         if args.protocol == SUITE:
             record = evaluate_suite(args.run, plain, progress)
@@ -251,6 +270,7 @@ def _keep_record(args: argparse.Namespace, title: str, record: dict[str, Any]) -
 
 
 def _embed(args: argparse.Namespace) -> Any:
+    _check_there(args.run)
     from omegaconf import OmegaConf
 
     from solo_ext.config.compose import apply_overrides, parse
@@ -279,6 +299,7 @@ def _embed(args: argparse.Namespace) -> Any:
 
 
 def _report(args: argparse.Namespace) -> Any:
+    _check_there(args.run)
     from omegaconf import OmegaConf
 
     from solo_ext.config.compose import apply_overrides, parse
@@ -299,6 +320,7 @@ def _report(args: argparse.Namespace) -> Any:
 
 
 def _export(args: argparse.Namespace) -> Any:
+    _check_there(args.run)
     from solo_ext.pretrained.export import export
 
     done = export(Path(args.run), args.format, Path(args.out) if args.out else None)
@@ -345,6 +367,12 @@ def _data(args: argparse.Namespace) -> Any:
 
 
 def _benchmark(args: argparse.Namespace) -> Any:
+    from solo_ext.lab.experiments.settings import benchmark_file
+
+    if hasattr(args, "config"):
+        # Before what follows imports torch.
+        benchmark_file(args.config)
+
     from solo_ext.lab.cli.benchmark import ACTIONS
 
     return ACTIONS[args.action](args)

@@ -10,6 +10,7 @@ from typing import Any
 
 import solo_ext
 from solo_ext.host import HostInfo
+from solo_ext.host.names import table_keys
 
 _BASES = {"base", "linear"}
 """Entries of solo-learn's table that train nothing by themselves."""
@@ -26,7 +27,7 @@ def listed_methods(host: HostInfo) -> list[dict[str, Any]]:
     ('2007.00224', 'solo-learn')
     """
     rows = _of_plugins("methods")
-    table = _keys_of(host.path / "methods" / "__init__.py", "METHODS")
+    table = table_keys(host.path / "methods" / "__init__.py", "METHODS")
     for row in rows:
         if row["name"] in table:
             row["name"] = f"{row['origin']}/{row['name']}"
@@ -42,6 +43,22 @@ def listed_losses() -> list[dict[str, Any]]:
     2020
     """
     return _in_order(_of_plugins("losses"))
+
+
+def losses_of_metric() -> list[str]:
+    """Names of the losses that the method ``metric`` trains, without those of other packages.
+
+    >>> "mochi_loss_func" in losses_of_metric(), "triplet_loss_func" in losses_of_metric()
+    (False, True)
+    """
+    file = Path(solo_ext.__file__).parent / "methods" / "metric_criteria.py"
+    calls = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Call))
+    return [
+        ast.literal_eval(name)
+        for call in calls
+        if ast.unparse(call.func) == "trains"
+        for name in call.args
+    ]
 
 
 def _of_plugins(kind: str) -> list[dict[str, Any]]:
@@ -65,12 +82,3 @@ def _registered(file: Path, register: str) -> Iterator[dict[str, Any]]:
 def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     empty = {"name": "", "origin": "", "paper": "", "year": "", "arxiv": ""}
     return sorted((empty | row for row in rows), key=lambda row: str(row["name"]))
-
-
-def _keys_of(file: Path, table: str) -> list[str]:
-    """Keys of the mapping that a file assigns to a name."""
-    for node in ast.parse(file.read_bytes()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == table:
-            assert isinstance(node.value, ast.Dict)
-            return [ast.literal_eval(key) for key in node.value.keys if key is not None]
-    return []

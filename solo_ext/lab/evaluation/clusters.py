@@ -153,7 +153,7 @@ def load_clusters(path: Path) -> ClusterNetwork | None:
 
     >>> load_clusters(Path("nowhere"))
     Traceback (most recent call last):
-    solo_ext.core.errors.UserError: 'nowhere': no such run directory or checkpoint
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     run = load_pretrained(path)
     # PCL's E-step embeds with the momentum networks, that of `metric` with the trained ones.

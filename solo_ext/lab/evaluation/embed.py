@@ -39,7 +39,7 @@ from solo_ext.data.images import images_fingerprint, open_images, part_of
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import Images, SkipUnreadable, name_of, targets_of, unwrap_dataset
 from solo_ext.data.transforms import fixed_view
-from solo_ext.host.backbones import PREFIX
+from solo_ext.host.names import PREFIX
 from solo_ext.lab.evaluation.clusters import ClusterNetwork, clusters_of
 from solo_ext.lab.evaluation.context import _OF_FILES, Progress, _device, evaluation_config
 from solo_ext.lab.evaluation.features import ALONE, feature_batches, pooled, refuse_non_finite

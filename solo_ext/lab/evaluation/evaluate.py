@@ -12,13 +12,13 @@ from pydantic import Field, create_model
 
 from solo_ext.config.check import validated
 from solo_ext.config.schema import Free
-from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.core.types import FolderName
 from solo_ext.lab.evaluation.clusters import Clusters
 from solo_ext.lab.evaluation.context import EvalContext, Progress, open_context
 from solo_ext.lab.evaluation.label_free import Views
 from solo_ext.lab.evaluation.linear import Linear, LowShot
 from solo_ext.lab.evaluation.models import EvalData, EvalRun
+from solo_ext.lab.evaluation.names import unknown_protocol
 from solo_ext.lab.evaluation.pictures import FeatureMap, Neighbors
 from solo_ext.lab.evaluation.protocol import Protocol, Row, files_of, measure, protocols_of
 from solo_ext.lab.evaluation.scores import KNN, Clustering, Geometry, Retrieval
@@ -130,8 +130,6 @@ def _row(name: str, context: EvalContext, measured: Mapping[str, Protocol]) -> R
 
 PROTOCOLS: dict[str, type[Protocol]] = {**_ON_ONE_DATA_SET, "transfer": Transfer}
 """Protocols by their name on the command line, in the order of the report."""
-SUITE = "suite"
-"""Name on the command line for several protocols with one report, instead of a protocol's."""
 
 
 def evaluate(
@@ -168,8 +166,7 @@ def evaluate(
     (2, [{'k': 1, 'temperature': 0.1, 'acc1': 100.0, 'acc5': 100.0}])
     """
     if protocol not in PROTOCOLS:
-        names = suggest_name(protocol, (*PROTOCOLS, SUITE), all_in="docs/guides/evaluate.md")
-        raise ConfigError("protocol", protocol, "unknown protocol", names)
+        raise unknown_protocol(protocol)
     shared, own = read_settings(PROTOCOLS[protocol], settings or {})
     context = open_context(str(path), shared, progress)
     begin = time.monotonic()

@@ -25,7 +25,8 @@ from solo_ext.config.schema import (
 )
 from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.types import FolderName, NonNegativeInt, PositiveInt, Section
-from solo_ext.host.backbones import PREFIX, build_backbone
+from solo_ext.host.backbones import build_backbone
+from solo_ext.host.names import PREFIX
 from solo_ext.pretrained.files import state_digest
 from solo_ext.pretrained.libraries import image_side
 from solo_ext.pretrained.runs import load_pretrained

@@ -265,6 +265,24 @@ def shipped_benchmarks() -> list[str]:
     return sorted(p.stem for p in folder.glob("*.yaml"))
 
 
+def benchmark_file(name: str) -> Path:
+    """The file of a shipped benchmark such as ``digits``, or the user's own YAML file.
+
+    Raises:
+        ConfigError: there is none of that name.
+
+    >>> benchmark_file("demo").name
+    'demo.yaml'
+    """
+    file = Path(name).expanduser()
+    if file.suffix not in (".yaml", ".yml"):
+        file = config_root() / "solo_ext" / "benchmark" / f"{name}.yaml"
+    if not is_file(file):
+        remedy = suggest_name(name, shipped_benchmarks())
+        raise ConfigError("CONFIG", name, "no such benchmark", remedy)
+    return file
+
+
 def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSettings:
     """Reads a shipped benchmark such as ``digits``, or the user's own YAML file.
 
@@ -275,12 +293,7 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
     >>> read_benchmark("demo", ["seeds=[1,2]"]).seeds
     [1, 2]
     """
-    file = Path(name).expanduser()
-    if file.suffix not in (".yaml", ".yml"):
-        file = config_root() / "solo_ext" / "benchmark" / f"{name}.yaml"
-    if not is_file(file):
-        remedy = suggest_name(name, shipped_benchmarks())
-        raise ConfigError("CONFIG", name, "no such benchmark", remedy)
+    file = benchmark_file(name)
     given = read_yaml(file)
     if not isinstance(given, dict):
         raise UserError(f"{file}: not a mapping; give the keys of a benchmark")

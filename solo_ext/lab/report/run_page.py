@@ -73,7 +73,7 @@ def report(
     >>> report("nowhere")
     Traceback (most recent call last):
         ...
-    solo_ext.core.errors.UserError: run directory 'nowhere': no such folder
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     run_dir = Path(run)
     read_config(run_dir)
@@ -120,7 +120,7 @@ def report_run(
 
     >>> report_run(Path("nowhere"))
     Traceback (most recent call last):
-    solo_ext.core.errors.UserError: run directory 'nowhere': no such folder
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     config = read_config(run_dir)
     library()

@@ -18,20 +18,20 @@ import timm
 import torch
 
 from solo_ext.config.check import check_run, common_config
-from solo_ext.config.compose import compose, parse, shipped_configs
+from solo_ext.config.compose import compose, parse
 from solo_ext.config.schema import MOST_WORKERS, Backbone
-from solo_ext.core.errors import ConfigError, suggest_name
+from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import read_text
-from solo_ext.host.backbones import PREFIX, SMALL_SIDE
+from solo_ext.host.backbones import SMALL_SIDE
+from solo_ext.host.names import PREFIX
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
+from solo_ext.lab.training.names import OF_IMAGES, check_method_of_images
 from solo_ext.lab.training.pictures import Pictures, look_at
 from solo_ext.lab.training.run_dir import ARGS
 from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.methods.registry import capped_prototypes, capped_queue
 from solo_ext.pretrained.recognise import recognise_teacher, student_settings
 
-FOLDER = "images"
-"""Folder of the shipped configs that the rules begin with."""
 _HELD, _SHARE, _FEWEST_HELD = 2000, 0.1, 10
 _MEMORY = 0.1
 _TAUGHT = ("seed", "protoseed")
@@ -150,14 +150,7 @@ def plan_run(
     ['data.no_labels', 'data.holdout', 'augmentations.0.crop_size']
     """
     method = method or ("pcl" if teacher is None else "protoseed")
-    known = [n.partition("/")[2] for n in shipped_configs() if n.startswith(f"{FOLDER}/")]
-    if method not in known:
-        raise ConfigError(
-            "--method",
-            method,
-            "unknown method",
-            suggest_name(method, known, all_in="`solo-ext methods`"),
-        )
+    check_method_of_images(method)
     # A group of configs, such as `solo_ext/augmentations@augmentations=cifar`, has a package.
     given = {one.package or one.key_or_group: one.value() for one in parse(overrides)}
     for key in ("method", "data.train_path", "data.dataset", "data.format"):
@@ -171,7 +164,7 @@ def plan_run(
         remedy = f"take {' or '.join(_TAUGHT)}, or leave --teacher out"
         raise ConfigError("--method", method, "it has no teacher", remedy)
     no_labels = given.get("data.no_labels")
-    config = compose(f"{FOLDER}/{method}", overrides)
+    config = compose(f"{OF_IMAGES}/{method}", overrides)
     # The rules read what the overrides have set.
     check_run(config)
     pictures = look_at(images, no_labels if isinstance(no_labels, bool) else None)

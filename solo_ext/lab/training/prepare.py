@@ -21,18 +21,13 @@ from torch import nn
 from solo_ext import host
 from solo_ext.config.check import check_method_kwargs, check_run, validated
 from solo_ext.config.schema import DALI, OPTIMIZER_KWARGS, Data, Momentum, RandomErasing, RunConfig
-from solo_ext.core.errors import ConfigError, first_line, suggest_name
+from solo_ext.core.errors import ConfigError, first_line, suggest_name, unknown_name
 from solo_ext.data.images import class_names, open_images
 from solo_ext.data.reading import Images, targets_of, unwrap_dataset
 from solo_ext.data.transforms import STATISTICS
-from solo_ext.host.backbones import (
-    PREFIX,
-    build_backbone,
-    is_timm,
-    small_image_kwargs,
-    unknown_backbone,
-)
+from solo_ext.host.backbones import build_backbone, is_timm, small_image_kwargs
 from solo_ext.host.dali_loader import check_dali
+from solo_ext.host.names import PREFIX, unknown_backbone
 from solo_ext.host.patches import OF_SCRIPTS, check_names
 from solo_ext.lab.evaluation.context import same_classes, tell_of_seen_images
 from solo_ext.lab.evaluation.online import default_protocols
@@ -42,6 +37,7 @@ from solo_ext.lab.training.cpu_precision import (
     precision_for,
     refuse_unwritten_gradients,
 )
+from solo_ext.lab.training.names import unknown_method
 from solo_ext.lab.training.schedule import check_accumulation, tell_of_schedule
 from solo_ext.plugin import Unavailable, register
 
@@ -200,16 +196,7 @@ def _method(loaded: host.Host, name: str) -> type[Any]:
         if isinstance(usable[name], Unavailable):
             usable[name]()
         return usable[name]
-    if name in BUILTIN_KWARGS:
-        raise ConfigError(
-            "method",
-            name,
-            f"solo-learn {loaded.info.generation} does not have it, only its main branch does",
-            "put a checkout of main on PYTHONPATH, or choose another method",
-        )
-    raise ConfigError(
-        "method", name, "unknown method", suggest_name(name, usable, all_in="`solo-ext methods`")
-    )
+    raise unknown_method(name, usable, loaded.info.generation)
 
 
 def _momentum(run: RunConfig, method: type[Any]) -> Momentum | None:
@@ -285,7 +272,7 @@ def _checked_optimizer_kwargs(run: RunConfig) -> dict[str, Any]:
     optimizer = run.optimizer
     name, known = optimizer.name, host.BaseMethod._OPTIMIZERS
     if name not in known:
-        raise ConfigError("optimizer.name", name, "unknown optimiser", suggest_name(name, known))
+        raise unknown_name("optimizer.name", name, "optimiser", known)
     if name not in OPTIMIZER_KWARGS:
         # A fork of solo-learn has added this optimiser.
         return optimizer.kwargs

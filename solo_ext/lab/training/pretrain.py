@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import OmegaConf
 
+from solo_ext import __version__
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.config.schema import RunConfig
 from solo_ext.core.errors import (
@@ -65,6 +66,7 @@ from solo_ext.lab.training.run_dir import (
     environment,
     file_name,
     read_config,
+    recorded_version,
     resume_hint,
     warn_of_changes,
 )
@@ -144,7 +146,7 @@ def pretrain(
     # Make the path absolute: checkpoints are named after the folder, which may be `.`.
     run_dir = Path(os.path.abspath(run_dir))
     _refuse_among_images(run_dir, prepared)
-    own_identity = identity(run, prepared.train)
+    own_identity = identity(run, prepared.train, prepared.val)
     held = checkpoints(run_dir)
     checkpoint, damaged = resume_point(
         run_dir, run.resume_from_checkpoint, own_identity, force=force
@@ -429,12 +431,21 @@ def resume(
     >>> resume(Path("nowhere"))
     Traceback (most recent call last):
         ...
-    solo_ext.core.errors.UserError: run directory 'nowhere': no such folder
+    solo_ext.core.errors.NoSuchRun: 'nowhere': no such run directory or checkpoint
     """
     cfg = OmegaConf.create(read_config(run_dir))
     apply_overrides(cfg, parse(overrides))
     config: Any = OmegaConf.to_container(cfg)
-    prepared = prepare(config)
+    try:
+        prepared = prepare(config)
+    except ConfigError as error:
+        then = recorded_version(run_dir)
+        if then in (None, __version__) or any(o.split("=")[0] == error.key for o in overrides):
+            raise
+        raise UserError(
+            f"{error}; the run was written by solo_ext {then}, and this is {__version__}: go on "
+            f"with that version, or leave the key out with '~{error.key}' --force"
+        ) from error
     if not checkpoints(run_dir, previous=True):
         raise UserError(
             f"run directory {str(run_dir)!r}: no checkpoint to resume from; start it again with "

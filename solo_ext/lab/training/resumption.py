@@ -24,12 +24,12 @@ from solo_ext.core import distributed
 from solo_ext.core.distributed import gather_objects
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import check_archive
-from solo_ext.data.images import images_fingerprint
+from solo_ext.data.images import images_fingerprint, sizes_fingerprint
 from solo_ext.data.loaders import StatefulLoader
 from solo_ext.data.reading import Images
 from solo_ext.kernels import dispatch
 from solo_ext.lab.training.lightning_internals import epoch_means, unlogged
-from solo_ext.lab.training.run_dir import PREVIOUS, checkpoints
+from solo_ext.lab.training.run_dir import ENVIRONMENT, PREVIOUS, checkpoints
 from solo_ext.pretrained.weights import weights_digest
 
 logger = logging.getLogger(__name__)
@@ -189,10 +189,10 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
     np.random.set_state((name, words, place, has_gauss, cached))  # noqa: NPY002
 
 
-def identity(run: RunConfig, images: Images) -> dict[str, Any]:
+def identity(run: RunConfig, images: Images, val: Images | None = None) -> dict[str, Any]:
     """What identifies a run: its config, its images, and the weights that its backbone starts from.
 
-    Of the images that is their number, names, order and classes; of the weights, what
+    Of the images that is their number, names, order, classes and sizes; of the weights, what
     ``backbone.weights`` names and the file's digest, which is null if there is no file (any more).
 
     >>> from solo_ext.config.check import check_run
@@ -204,10 +204,16 @@ def identity(run: RunConfig, images: Images) -> dict[str, Any]:
     word = run.backbone.weights
     return {
         "config": config,
-        "images": images_fingerprint(images, by_name=True),
+        **_of_images(images),
         "count": len(images),
+        "val": None if val is None else _of_images(val),
         "weights": None if word is None else {"source": word, "digest": weights_digest(word)},
     }
+
+
+def _of_images(images: Images) -> dict[str, str | None]:
+    found = images_fingerprint(images, by_name=True)
+    return {"images": found, "sizes": sizes_fingerprint(images)}
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -235,6 +241,9 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         found.append(f"training images: {then['count']:,} -> {now['count']:,}")
     elif named and then["images"] != now["images"]:
         found.append("training images: as many, of other names, order or classes")
+    # Checkpoints of earlier versions have no sizes.
+    elif then.get("sizes") not in (None, now["sizes"]):
+        found.append("training images: others under the same names, as the sizes of files tell")
     return found
 
 
@@ -368,6 +377,12 @@ def _check_same_run(
 ) -> None:
     # A file that this package did not write has no identity.
     held = state.get(_STATE)
+    if held is not None and (missing := _missing(held)):
+        raise UserError(
+            f"checkpoint {str(path)!r} is of another version of solo_ext (it has no {missing!r}): "
+            f"go on with that one, which {ENVIRONMENT} names, or begin a new run with its weights, "
+            f"backbone.weights={path.parent}"
+        )
     found = [] if held is None else _differences(held["identity"], identity)
     if found and not force:
         if all(difference.startswith("max_epochs: ") for difference in found):
@@ -388,6 +403,23 @@ def _check_same_run(
         )
     if found:
         logger.warning(f"goes on from another run's checkpoint: {_listed(found)}")
+    # They change no weights, and checkpoints of earlier versions do not tell of them.
+    if held is not None and held["identity"].get("val", identity["val"]) != identity["val"]:
+        logger.warning("other validation images than before: their numbers do not compare")
+
+
+def _missing(held: Mapping[str, Any]) -> str | None:
+    """The first part that :class:`RunState` needs of its state and a checkpoint lacks."""
+    for key in ("identity", "data", "processes", "unlogged"):
+        if key not in held:
+            return key
+    needed = {
+        "identity": (held["identity"], ("config", "images", "count")),
+        "data": (held["data"], ("epoch", "batches")),
+        "processes": (held["processes"][0], (*_random_state(), "sums", "kernels")),
+    }
+    lacks = (f"{n}.{key}" for n, (part, keys) in needed.items() for key in keys if key not in part)
+    return next(lacks, None)
 
 
 def _listed(differences: list[str]) -> str:

@@ -26,7 +26,7 @@ from solo_ext import __version__, host
 from solo_ext.config.check import result_settings
 from solo_ext.config.schema import RunConfig
 from solo_ext.config.untrusted import read_yaml
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError, NoSuchRun, UserError
 from solo_ext.core.files import CHECKPOINT_NAME, read_text
 from solo_ext.lab.training.signals import slurm_job
 from solo_ext.losses import LOSSES
@@ -232,6 +232,8 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     >>> read_config(folder)
     {'method': 'pcl'}
     """
+    if not os.path.lexists(run_dir):
+        raise NoSuchRun(run_dir)
     if not run_dir.is_dir():
         raise UserError(f"run directory {str(run_dir)!r}: no such folder")
     file = run_dir / CONFIG
@@ -329,6 +331,16 @@ def warn_of_changes(run_dir: Path, patches: Sequence[str]) -> None:
             f"goes on in another environment ({'; '.join(changes)}): the run ends with other "
             "numbers than without the interruption, by rounding or by more"
         )
+
+
+def recorded_version(run_dir: Path) -> str | None:
+    """The version of this package that last trained a run; ``None`` if there is no record of it.
+
+    >>> recorded_version(Path("nowhere")) is None
+    True
+    """
+    held = _recorded(run_dir / ENVIRONMENT)
+    return None if held is None else str(held["solo_ext"])
 
 
 def _recorded(file: Path) -> dict[str, Any] | None:

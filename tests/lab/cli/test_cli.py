@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,29 @@ print(json.dumps(done))
 """
 
 
+SIMCLR = ["pretrain", "--config-name", "digits/simclr"]
+UNKNOWN_NAMES = [
+    [*SIMCLR, "method=simclrr"],
+    [*SIMCLR, "optimizer.name=sdg"],
+    [*SIMCLR, "backbone.name=resnet188"],
+    [*SIMCLR, "backbone.name=resnet10t"],
+    [*SIMCLR, "backbone.name=timm/resnet188"],
+    [*SIMCLR, "method_kwargs.temperatur=1"],
+    ["pretrain", "--config-name", "digits/metric", "method_kwargs.loss=tripplet"],
+    ["pretrain", "images", "--method=simclrr"],
+    ["eval", "knnn", "pixels"],
+    ["eval", "suite", "pixels", "protocols=[knnn]"],
+    ["benchmark", "run", "digitss"],
+]
+MISSING = [
+    ["eval", "knn", "nowhere"],
+    ["export", "nowhere", "--format=timm"],
+    ["embed", "nowhere", "--out=features.parquet"],
+    ["report", "nowhere"],
+    ["pretrain", "--resume", "nowhere"],
+]
+
+
 def python(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     given = [sys.executable, "-c", code, *words]
     return subprocess.run(given, cwd=cwd, capture_output=True, text=True, check=False)
@@ -70,18 +94,62 @@ def test_version(command: Command) -> None:
         (["pretrain", "--config-name", "digits/pcl", "data.num_worker=1"], 2, ["hydra"]),
         (["pretrain", "--config-name", "digits/pcl", "max_epoch=1"], 2, ["hydra"]),
         (["pretrain", "--config-name", "digits/nonesuch"], 2, ["hydra"]),
+        *((words, 2, ["hydra"]) for words in UNKNOWN_NAMES),
+        *((words, 2, ["hydra"] if words[0] in ("eval", "pretrain") else []) for words in MISSING),
     ],
 )
 def test_what_needs_no_training_imports_nothing_for_it(
-    words: list[str], code: int, imported: list[str], tmp_path: Path
+    words: list[str],
+    code: int,
+    imported: list[str],
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     body = (
         "import sys\nfrom solo_ext.lab.cli.main import main\n"
         f"try:\n    code = main({words})\nexcept SystemExit as left:\n    code = left.code\n"
         "heavy = {'torch', 'lightning', 'timm', 'hydra', 'solo'} & set(sys.modules)\n"
         "print()\nprint(code, sorted(heavy))"
     )
-    assert python(body, cwd=tmp_path).stdout.splitlines()[-1] == f"{code} {imported}"
+    (tmp_path / "images").mkdir()
+    done = python(body, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == f"{code} {imported}"
+    if words in UNKNOWN_NAMES + MISSING:
+        # In this process, which has imported torch, the run itself refuses the name.
+        assert done.stderr == command(*words).err
+
+
+def test_a_name_that_other_code_may_register_is_left_to_the_run(tmp_path: Path) -> None:
+    code = (
+        "import json, sys\nfrom solo_ext.lab.cli.names import check_names\n"
+        "try:\n    check_names(json.loads(sys.argv[1]))\n    print('passed')\n"
+        "except Exception as error:\n    print(error.key)\nassert 'torch' not in sys.modules"
+    )
+
+    def refused(**given: Any) -> str:
+        config = {
+            "method": "simclr",
+            "backbone": {"name": "resnet18"},
+            "optimizer": {"name": "sgd"},
+        }
+        config |= {"method_kwargs": {"temperature": 1, "proj_hidden_dim": 8, "proj_output_dim": 8}}
+        return python(code, json.dumps(config | given), cwd=tmp_path).stdout.strip()
+
+    optimizer, backbone = {"name": "mine"}, {"name": "timm/theirs"}
+    assert refused(optimizer=optimizer) == "optimizer.name"
+    shutil.copytree(detect().path, tmp_path / "solo")
+    with (tmp_path / "solo" / "methods" / "base.py").open("a") as base:
+        base.write('\nBaseMethod._OPTIMIZERS["mine"] = torch.optim.SGD\n')
+    assert refused(optimizer=optimizer) == "passed"
+    assert refused(backbone=backbone) == "backbone.name"
+    about = tmp_path / "theirs-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[solo_ext.methods]\ntheirs = theirs:Theirs\n")
+    assert refused(method="theirs") == "passed"
+    assert refused(backbone=backbone) == "passed", "what registers the method may register it"
 
 
 def assert_entries(registry: Registry[Any], named: dict[str, dict[str, Any]]) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from solo_ext.core.errors import UserError
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import CONFIG, METRICS, checkpoints, read_config
-from tests.conftest import MakeConfig, packed
+from tests.attack.world import take_older
+from tests.conftest import SIDE, MakeConfig, made_images, packed
 from tests.lab.training.resumable import config_of
 from tests.lab.training.same_run import same_weights, train, train_killed
 
@@ -133,10 +135,54 @@ def test_other_images_are_refused(
     kept(folder)
     with pytest.raises(UserError, match="training images: as many, of other names"):
         resume(run)
+    some[0].with_name("another.png").rename(some[0])
+    kept(folder)
+    resume(run)
+    if "format" not in data:
+        Image.new("RGB", (SIDE, SIDE)).save(some[0])
+        with pytest.raises(UserError, match="training images: others under the same names"):
+            resume(run)
     shutil.copy(some[1], some[1].with_name("more.png"))
     kept(folder)
     with pytest.raises(UserError, match=f"training images: {len(some)} -> {len(some) + 1}"):
         resume(run)
+
+
+def test_other_validation_images_are_told(
+    make_config: MakeConfig, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    val = Path(shutil.copytree(images, tmp_path / "val"))
+    config = make_config("debiased", data={"val_path": str(val)}, max_epochs=2)
+    train_killed(config, tmp_path / "run", 3)
+    resume(tmp_path / "run")
+    assert "validation images" not in caplog.text
+    next(val.rglob("*.png")).unlink()
+    resume(tmp_path / "run")
+    assert "other validation images than before" in caplog.text
+
+
+def test_a_run_of_an_older_version(make_config: MakeConfig, tmp_path: Path) -> None:
+    """By now settings are gone that its config has; its weights can be used."""
+    run = tmp_path / "run"
+    take_older(run, made_images(tmp_path / "images"))
+    keys = ("clusters.e_step_features", "clusters.e_step_dir", "queue_size")
+    gone = [f"~method_kwargs.{key}" for key in keys]
+    with pytest.raises(UserError, match=r"e_step_features='memory': unknown key; .*0\.1\.dev245"):
+        resume(run)
+    with pytest.raises(UserError, match=r"e_step_dir=null: unknown key; .*'~method_kwargs"):
+        resume(run, gone[:1])
+    with pytest.raises(UserError, match="seeed=1: unknown key") as mistake:
+        resume(run, [*gone, "seeed=1"])
+    assert "0.1.dev245" not in str(mistake.value), "a mistake of today"
+    for force in (False, True):
+        with pytest.raises(UserError, match=r"of another version .*no 'identity'.*=.*/run$"):
+            resume(run, gone, force=force)
+    assert checkpoints(run), "it is kept"
+    sizes = {"proj_hidden_dim": 8, "proj_output_dim": 4}
+    kwargs = {"channels": [4, 4, 4, 4], "small_stem": False, "stem_width": 4}
+    backbone = {"kwargs": kwargs, "weights": str(run)}
+    config = make_config("debiased", backbone=backbone, method_kwargs=sizes)
+    assert train(config, tmp_path / "new").epochs == 1
 
 
 def test_a_copy_of_the_images_and_settings_that_change_no_number_will_do(
