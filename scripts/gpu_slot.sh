@@ -158,7 +158,7 @@ speed() {
     : >"$work/speed/parts.txt"
     set_up
     local tests=(-m gpu -n 0 -q "--junitxml=$work/speed/tests.xml")
-    local rows=(steps queue-loss nearest protocpc mochi sinkhorn counts loading) device=(--device cuda)
+    local rows=(steps graphs queue-loss nearest protocpc mochi sinkhorn augmentation counts loading) device=(--device cuda)
     if [ -n "$toy" ]; then
         export CUDA_VISIBLE_DEVICES=
         tests+=(tests/clustering/test_backends.py)

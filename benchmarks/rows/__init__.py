@@ -42,6 +42,7 @@ ROWS: dict[str, Row] = {
     "steps": training.steps,
     "epochs": training.epochs,
     "compiled": training.compiled,
+    "graphs": training.graphs,
     "memory": training.memory,
     "counts": counts.measure,
     "loading": loading.measure,

@@ -34,7 +34,8 @@ BASES = {
     "mochi": "mocov2plus",
     "pcl": "mocov2plus",
     "nnclr_symmetric": "nnclr",
-    "protocpc": "swav",
+    # SwAV, whose prototypes it has, has no second network.
+    "protocpc": "byol",
 }
 """What a method of this package builds on."""
 WHAT = {"launches": "operations", "waits": "host waits", "calls": "Python calls"}

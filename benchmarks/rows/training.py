@@ -180,6 +180,35 @@ def compiled(effort: Effort) -> Measured:
     return Measured([finding], {"seconds": seconds})
 
 
+def graphs(effort: Effort) -> Measured:
+    """Steps with CUDA graphs: a base method beside itself without, and ours beside it."""
+    label = "step of simclr, CUDA graphs"
+    if effort.device != "cuda":
+        note = "needs a GPU"
+        return Measured([Finding(label, None, peer="without graphs", note=note)], {})
+    rounds, skip = STEP_ROUNDS if effort.shrink == 1 else effort.rounds, 3
+    findings, details = [], {}
+    for base in JUDGED:
+        runs = {name: given(effort, name) for name in (base, *FAMILIES[base])}
+        runs = {name: (c, (*more, "performance.graphs=true")) for name, (c, more) in runs.items()}
+        runs["without"] = given(effort, base)
+        seconds = race_trainers(effort, runs, per_epoch=False, rounds=rounds + skip)
+        details[base] = seconds
+        timed = {name: spent[skip:] for name, spent in seconds.items()}
+        gain = ratio(timed, "without", base)
+        findings.append(Finding(f"step of {base}, CUDA graphs", None, gain, peer="without graphs"))
+        findings += [
+            Finding(
+                f"step of {name} over {base}, CUDA graphs",
+                at_most(GPU_MOST),
+                ratio(timed, name, base),
+                peer=called(base),
+            )
+            for name in FAMILIES[base]
+        ]
+    return Measured(findings, details)
+
+
 class Peak(Callback):
     """What the second step allocates, forward pass and loss; the first one is left alone."""
 
