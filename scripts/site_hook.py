@@ -223,6 +223,7 @@ PLAIN = {
     "str": "text",
     "bool": "`true` or `false`",
     "Any": "anything",
+    "ByteSize": "size such as `200gb`",
     "dict": "mapping",
 }
 SIGNS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}

@@ -15,6 +15,9 @@ from pydantic import (
     Field,
     SerializeAsAny,
     SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_serializer,
     model_validator,
 )
@@ -90,6 +93,18 @@ Workers = Annotated[NonNegativeInt, BeforeValidator(_of_this_machine)]
 Folders = FolderName | Annotated[list[FolderName], MinLen(1)]
 RunName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 Format = Literal["image_folder", "h5", "huggingface", "streaming", "webdataset", "dali"]
+
+
+def _in_words(size: Any, parse: ValidatorFunctionWrapHandler) -> ByteSize:
+    try:
+        found: ByteSize = parse(size)
+    except ValidationError:
+        raise refused("a size such as 200gb") from None
+    return found
+
+
+Size = Annotated[ByteSize, WrapValidator(_in_words)]
+"""Bytes; text may name a unit, of 1000 (``200gb``) or of 1024 (``200gib``)."""
 Strategy = Literal[
     "auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"
 ]
@@ -157,7 +172,7 @@ class Streaming(Section):
     """
 
     cache_dir: FolderName | None = None
-    cache_limit: ByteSize | None = None
+    cache_limit: Size | None = None
     shuffle_shards: PositiveInt = 32
     download_retry: NonNegativeInt = 3
     download_timeout: PositiveFloat = 60.0
