@@ -132,7 +132,7 @@ def published() -> list[dict[str, str]]:
 def slots_table(slots: Results, anchors: Sequence[Mapping[str, str]]) -> Table:
     """For each row what was measured, what is missing, and what libraries report, line by line."""
     (dataset,) = slots.settings.datasets
-    stages = slots.settings.stages.values()
+    stages = [s for s in slots.settings.stages.values() if s.near is None]
     lines: list[list[str]] = []
     bold = set()
     for row in slots.settings.rows:

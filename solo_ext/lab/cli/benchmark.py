@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.cli.output import say, show
 from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, RayLauncher, SlurmLauncher
+from solo_ext.lab.experiments.pace import Pace
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
 from solo_ext.lab.experiments.records import RECORDS, Record, read_records
 from solo_ext.lab.experiments.report import differences_table, scores_table, write_report
@@ -28,15 +28,20 @@ from solo_ext.lab.experiments.tuning import measured_by, search, trial_settings,
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     # Reading and checking the settings counts towards the limit.
-    until = math.inf if args.within is None else time.monotonic() + 60 * args.within
+    until = None if args.within is None else time.monotonic() + 60 * args.within
     settings = read_benchmark(args.config, args.overrides)
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
-    plan = make_plan(settings, args.rows, args.devices, args.nodes, stages=args.stages)
+    known = read_records(out) if (out / RECORDS).is_file() else []
+    given = args.rows, args.devices, args.nodes
+    plan = make_plan(settings, *given, stages=args.stages, records=known)
     if args.dry_run:
-        known = read_records(out) if (out / RECORDS).is_file() else []
         held = {record["key"] for record in known}
         missing = [run for run in plan if run.key not in held]
-        return _dry_run(settings, missing, len(missing), _minutes(missing), out)
+        if until is None:
+            return _dry_run(settings, missing, len(missing), _minutes(missing), out)
+        launcher = _launcher(args, settings.threads, out, until)
+        assert isinstance(launcher, LocalLauncher)
+        return _dry_slot(missing, launcher.places, args.within, out)
     done, records = _run_plan(args, settings, plan, out, until)
     return {**done, **_written(args, out, None)} if records else done
 
@@ -100,13 +105,28 @@ def _run_plan(
     settings: BenchmarkSettings,
     plan: list[PlannedRun],
     out: Path,
-    until: float = math.inf,
+    until: float | None = None,
 ) -> tuple[dict[str, Any], list[Record]]:
     launcher = _launcher(args, settings.threads, out, until)
     records, failed = run_benchmark(settings, plan, out, launcher, _progress)
     say(args, f"{len(records)} of {len(plan)} runs have records in {out}")
     counts = {"out": str(out), "records": len(records), "runs": len(plan)}
     return {**counts, "failed": _failures(failed)}, records
+
+
+def _dry_slot(missing: Sequence[PlannedRun], places: int, within: int, out: Path) -> dict[str, Any]:
+    """Lists which runs would start within a limit and when, by their declared minutes."""
+    free, chosen = [0.0] * places, []
+    for run in missing:
+        begin = min(free)
+        minutes = run.minutes or 0
+        if begin + minutes <= within:
+            free[free.index(begin)] += minutes
+            chosen.append(run)
+            _progress(f"{run.folder}  minute {begin:g} to {begin + minutes:g}")
+    left = len(missing) - len(chosen)
+    _progress(f"{len(chosen)} runs in {within} minutes, {places} at once; {left} after these")
+    return {"out": str(out), "runs": [run.folder for run in chosen]}
 
 
 def _dry_run(
@@ -129,7 +149,7 @@ def _dry_run(
     return {"out": str(out), "runs": [planned.folder for planned in first]}
 
 
-def _launcher(args: argparse.Namespace, threads: int, out: Path, until: float) -> Launcher:
+def _launcher(args: argparse.Namespace, threads: int, out: Path, until: float | None) -> Launcher:
     given = {"slurm": args.slurm, "ray": args.ray}
     for name, words in given.items():
         if words and args.launcher != name:
@@ -139,8 +159,9 @@ def _launcher(args: argparse.Namespace, threads: int, out: Path, until: float) -
         why = f"a run of the launcher {args.launcher} has one node"
         raise ConfigError("--nodes", args.nodes, why, "leave it out, or add --launcher ray")
     if args.launcher == "local":
-        return LocalLauncher(args.parallel, threads, args.devices, until)
-    if until < math.inf:
+        pace = None if until is None else Pace(until)
+        return LocalLauncher(args.parallel, threads, args.devices, pace)
+    if until is not None:
         why = f"the launcher {args.launcher} has limits of its own"
         raise ConfigError("--within", args.within, why, "leave it out, or take --launcher local")
     options = OmegaConf.create({})

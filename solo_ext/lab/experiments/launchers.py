@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import math
 import multiprocessing
 import os
 import socket
@@ -22,7 +20,8 @@ import torch
 from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.files import open_regular, refuse_link, write_text
 from solo_ext.data.workers import start_helpers
-from solo_ext.lab.experiments.work import LOG, PLANNED, RECORD, work, work_in_process
+from solo_ext.lab.experiments.pace import Pace
+from solo_ext.lab.experiments.work import LOG, RECORD, work, work_in_process
 
 logger = logging.getLogger(__name__)
 Launcher = Callable[[Sequence[Path], Callable[[], None]], dict[Path, str]]
@@ -33,8 +32,6 @@ failed, each with a reason in one line; a failed run does not stop the others.
 """
 TICK = 0.5
 _PATIENCE = 30.0
-_SAVING = 40.0
-"""Seconds of a time limit that are kept for runs that save, and for writing their records."""
 _JOB = "slurm_job"
 
 
@@ -48,22 +45,21 @@ class LocalLauncher:
         parallel: number of runs at once; null: as many as the GPUs, or else the cores, suffice for.
         threads: CPU threads of a run.
         devices: GPUs, or processes on a CPU, of one run.
-        until: when runs are stopped, as ``time.monotonic()`` counts; a run whose ``minutes`` are
-            more than what is left is not started.
+        pace: a time limit; runs that would not end within it are not started, or are stopped.
 
     Raises:
         ConfigError: more devices than there are GPUs.
     """
 
     def __init__(
-        self, parallel: int | None, threads: int, devices: int = 1, until: float = math.inf
+        self, parallel: int | None, threads: int, devices: int = 1, pace: Pace | None = None
     ) -> None:
         present = torch.cuda.device_count()
         if 0 < present < devices:
             raise ConfigError("--devices", devices, f"there are {present} GPUs", "take fewer")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.places = parallel or present // devices or max(1, cores // (threads * devices))
-        self.devices, self.until = devices, until
+        self.devices, self.pace = devices, pace
         # Libraries read the number of threads when they are imported.
         os.environ["OMP_NUM_THREADS"] = str(threads)
         self.processes = multiprocessing.get_context("forkserver")
@@ -81,29 +77,45 @@ class LocalLauncher:
                 for place in range(self.places):
                     if place in running and running[place][1].exitcode is not None:
                         folder, process = running.pop(place)
-                        failed |= _ended(folder, process.exitcode or 0)
+                        failed |= (reason := _ended(folder, process.exitcode or 0))
+                        if self.pace is not None:
+                            self.pace.ends(folder, whole=not reason)
                     if place not in running and (due := self._due(waiting)) is not None:
                         waiting.remove(due)
                         running[place] = due, self._start(due, place)
-                if self._left() <= 0 or not running:
-                    break
                 tick()
                 time.sleep(TICK)
+                self._keep_to_limit(running)
+                if not running and self._due(waiting) is None:
+                    break
         finally:
             _stop([process for _, process in running.values()])
-        for folder, _ in running.values():
-            why = "the time is over; the same command goes on with it"
-            logger.info(f"stopped {folder.name}: {why}")
         tick()
         return failed
 
-    def _left(self) -> float:
-        return self.until - _SAVING - time.monotonic()
-
     def _due(self, waiting: Sequence[Path]) -> Path | None:
-        """The first run that is declared to end in time."""
-        left = self._left()
-        return next((f for f in waiting if left > 0 and 60 * _minutes(f) <= left), None)
+        """The next run, or with a limit the next one that ends within it, if there is one."""
+        if self.pace is None:
+            return waiting[0] if waiting else None
+        return self.pace.next_of(waiting)
+
+    def _keep_to_limit(self, running: dict[int, tuple[Path, ForkServerProcess]]) -> None:
+        """Stops runs that would not end within the limit; they save first."""
+        if self.pace is None:
+            return
+        over, late = self.pace.left <= 0, self.pace.superfluous()
+        # A run that has just ended is left to the loop.
+        places = [
+            place
+            for place, (folder, process) in running.items()
+            if (over or folder == late) and process.exitcode is None
+        ]
+        _stop([running[place][1] for place in places])
+        for place in places:
+            folder, _ = running.pop(place)
+            self.pace.stops(folder)
+            why = "the time is over" if over else "not all runs would end in time"
+            logger.info(f"stopped {folder.name}: {why}; the same command goes on with it")
 
     def _start(self, folder: Path, place: int) -> ForkServerProcess:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -113,13 +125,11 @@ class LocalLauncher:
             chosen = [ids[i % len(ids)] for i in range(first, first + self.devices)]
             visible = ",".join(chosen)
         refuse_link(folder / LOG).write_bytes(b"")
+        if self.pace is not None:
+            self.pace.starts(folder)
         process = self.processes.Process(target=work_in_process, args=(folder, visible))
         process.start()
         return process
-
-
-def _minutes(folder: Path) -> float:
-    return json.loads((folder / PLANNED).read_text()).get("minutes") or 0.0
 
 
 def _stop(processes: Sequence[ForkServerProcess]) -> None:

@@ -19,7 +19,7 @@ from solo_ext.config.schema import Images
 from solo_ext.core.errors import ConfigError, suggest_name
 from solo_ext.data.images import Split, images_fingerprint, open_images
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS
-from solo_ext.lab.experiments.records import Kind
+from solo_ext.lab.experiments.records import Kind, Record
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Row, Stage
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
@@ -75,12 +75,14 @@ def make_plan(
     nodes: int = 1,
     teacher_budget: str | None = None,
     stages: Sequence[str] | None = None,
+    records: Sequence[Record] = (),
 ) -> list[PlannedRun]:
     """Plans all runs: the teachers first, then all rows seed by seed; or stage by stage.
 
     ``rows`` are the default ones if none are named. The ``devices`` on each of the ``nodes`` of a
     run share its batch. The teacher is planned too if a student is planned; it has the students'
-    own budget, or the ``teacher_budget``. The stages are those of the settings, or the named ones.
+    own budget, or the ``teacher_budget``. The stages are those of the settings, or the named ones;
+    ``records`` say which rows a stage with ``near`` has.
 
     Raises:
         ConfigError: an unknown row or stage, two equal rows, or an invalid config.
@@ -96,7 +98,10 @@ def make_plan(
     every = _stages(settings, rows, teacher_budget, stages)
     for dataset in settings.datasets:
         for stage in every:
-            found += _stage(settings, dataset, stage, (devices, nodes))
+            names = stage.rows
+            if stage.near is not None:
+                names = _near(settings, dataset, stage, records)
+            found += _stage(settings, dataset, stage, names, (devices, nodes))
     first: dict[str, PlannedRun] = {}
     for run in found:
         other = first.setdefault(run.key, run)
@@ -143,14 +148,35 @@ def _stages(
     return [stage for stage in kept if stage.rows]
 
 
+def _near(
+    settings: BenchmarkSettings, dataset: str, stage: Stage, records: Sequence[Record]
+) -> list[str]:
+    """The rows of a stage that lie near the first of their bases, and these bases."""
+    assert settings.headline is not None
+    measure, seed = settings.headline[0], settings.seeds[0]
+    scores = {
+        record["row"]: record["scores"].get(measure)
+        for record in records
+        if (record["dataset"], record["budget"], record["seed"]) == (dataset, stage.budget, seed)
+    }
+    kept: set[str] = set()
+    for name in stage.rows:
+        for base in settings.rows[name].bases[:1]:
+            own, other = scores.get(name), scores.get(base)
+            if own is not None and other is not None and abs(own - other) <= (stage.near or 0):
+                kept |= {name, base}
+    return [name for name in settings.rows if name in kept]
+
+
 def _stage(
     settings: BenchmarkSettings,
     dataset: str,
     stage: Stage,
+    names: Sequence[str],
     shares: tuple[int, int],
 ) -> list[PlannedRun]:
     """The runs of a stage: the teacher if a student is among them, then seed by seed."""
-    teacher, names = None, stage.rows
+    teacher = None
     if settings.teacher is not None and any(settings.rows[n].baseline is None for n in names):
         of = stage.teacher_budget or stage.budget
         taught = stage.model_copy(update={"budget": of})

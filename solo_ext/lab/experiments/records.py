@@ -1,7 +1,8 @@
 """The files of a benchmark's folder: records of runs, and when each hypothesis was written.
 
 ``records.jsonl`` has one line for each finished run, ``hypotheses.jsonl`` one for each hypothesis
-that is new or changed, ``benchmark.yaml`` the settings.
+that is new or changed, ``benchmark.yaml`` the settings. ``unfinished.jsonl`` has a line for each
+run that has begun and not ended: which one, and how many of its epochs it has trained.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from solo_ext.core.files import append_lines, first_problem, read_jsonl, read_te
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Hypothesis
 
 RECORDS, SETTINGS, CLAIMS = "records.jsonl", "benchmark.yaml", "hypotheses.jsonl"
+UNFINISHED = "unfinished.jsonl"
 Kind = Literal["plugin", "host", "baseline", "teacher"]
 
 

@@ -214,6 +214,11 @@ def _warnings(results: Results, place: Place) -> list[str]:
             for row, seeds in missing.items()
         )
         notes.append(f"Missing runs. {listed}.")
+    for run in results.unfinished:
+        of_place = Place(run["dataset"], run["budget"]) == place
+        if of_place and run["seed"] not in results.runs(place, run["row"]):
+            of = f"{results.label(run['row'])}, seed {run['seed']}"
+            notes.append(f"Unfinished: {of}, {run['epochs']} of {run['of']} epochs. No result.")
     for row in results.rows(place):
         if keys := results.differing(place, row):
             notes.append(

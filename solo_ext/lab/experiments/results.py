@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 from scipy import stats
 
 from solo_ext.config.check import result_settings
+from solo_ext.core.files import read_jsonl
 from solo_ext.lab.experiments.records import (
     RECORDS,
     SETTINGS,
+    UNFINISHED,
     Record,
     read_records,
     settings_in,
@@ -77,6 +79,7 @@ class Results:
         settings: the benchmark.
         records: records of its runs; the attribute ``left_out`` names those that do not count.
         written: when each hypothesis was last changed; a hypothesis without a time stays undecided.
+        unfinished: lines of ``unfinished.jsonl``.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> Results(read_benchmark("demo"), []).places(empty=True)
@@ -88,8 +91,10 @@ class Results:
         settings: BenchmarkSettings,
         records: Iterable[Record],
         written: Mapping[str, str] | None = None,
+        unfinished: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.settings, self.written = settings, dict(written or {})
+        self.unfinished = list(unfinished)
         self._held: dict[tuple[Place, str], dict[int, Record]] = {}
         self.left_out: list[str] = []
         for record in sorted(records, key=lambda r: r["finished"]):
@@ -171,13 +176,14 @@ class Results:
     def missing(self, place: Place) -> dict[str, list[int]]:
         """Seeds of the settings without a record, by row.
 
-        With stages, those of the stages of the place.
+        With stages, those of the stages of the place; which rows a stage with ``near`` has is known
+        only when it is run, so its seeds do not count.
         """
         found = {}
         if self.settings.stages:
             staged = [s for s in self.settings.stages.values() if s.budget == place.budget]
             for name in self.settings.rows:
-                seeds = {x for s in staged if name in s.rows for x in s.seeds}
+                seeds = {x for s in staged if s.near is None and name in s.rows for x in s.seeds}
                 seeds &= set(self.settings.seeds_of(name))
                 if absent := sorted(seeds - self.runs(place, name).keys()):
                     found[name] = absent
@@ -240,7 +246,8 @@ def read_results(folder: Path) -> Results:
     begun = file.is_file() and not (folder / RECORDS).is_file()
     records = [] if begun else read_records(folder)
     settings = settings_in(folder)
-    return Results(settings, records, times_written(settings, folder))
+    unfinished = read_jsonl(folder / UNFINISHED)
+    return Results(settings, records, times_written(settings, folder), unfinished)
 
 
 def _differing_keys(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

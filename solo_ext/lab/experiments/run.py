@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,20 @@ from typing import Any
 import yaml
 
 from solo_ext.core.errors import StoppedBySignal, UserError
-from solo_ext.core.files import append_lines, locked, read_json, write_text
+from solo_ext.core.files import append_lines, locked, read_json, read_jsonl, write_text
 from solo_ext.lab.experiments.launchers import Launcher
 from solo_ext.lab.experiments.plan import PlannedRun
 from solo_ext.lab.experiments.records import (
     RECORDS,
     SETTINGS,
+    UNFINISHED,
     Record,
     note_hypotheses,
     read_records,
     settings_in,
 )
 from solo_ext.lab.experiments.settings import BenchmarkSettings
-from solo_ext.lab.experiments.work import PLANNED, RECORD
+from solo_ext.lab.experiments.work import EPOCHS, LOG, PLANNED, RECORD
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.lab.training.signals import StopSignals
 
@@ -40,7 +41,8 @@ def run_benchmark(
     """Executes the runs that have no record yet; students run after their teachers.
 
     Records are added to ``records.jsonl`` as runs finish. A call that was stopped for any reason
-    can be repeated: finished runs are kept; unfinished ones continue from their last checkpoint.
+    can be repeated: finished runs are kept; unfinished ones continue from their last checkpoint,
+    and ``unfinished.jsonl`` says how far they came.
 
     Returns:
         The records of all planned runs that are finished, in the order of the plan; the reasons
@@ -111,11 +113,14 @@ def run_benchmark(
             write_text(folder / PLANNED, json.dumps(asdict(missing[name]), indent=1))
         alone = [run for run in missing.values() if run.teacher not in missing]
         students = [run for run in missing.values() if run.teacher in missing]
-        failed = launcher([places[run.folder] for run in alone], tick)
-        # A teacher that a time limit kept from its end has neither failed nor a record.
-        taught = [r for r in students if (places[str(r.teacher)] / RECORD).is_file()]
-        if taught:
-            failed |= launcher([places[run.folder] for run in taught], tick)
+        try:
+            failed = launcher([places[run.folder] for run in alone], tick)
+            # A teacher that a time limit kept from its end has neither failed nor a record.
+            taught = [r for r in students if (places[str(r.teacher)] / RECORD).is_file()]
+            if taught:
+                failed |= launcher([places[run.folder] for run in taught], tick)
+        finally:
+            _note_unfinished(out, plan, held)
         reasons = {folder.name: reason for folder, reason in failed.items()}
         reasons |= {
             run.folder: f"its teacher {run.teacher} failed"
@@ -123,6 +128,29 @@ def run_benchmark(
             if places[str(run.teacher)] in failed
         }
         return [held[run.key] for run in plan if run.key in held], reasons
+
+
+def _note_unfinished(out: Path, plan: Sequence[PlannedRun], held: Mapping[str, Record]) -> None:
+    """Writes which planned runs have begun and have no record, and how far they came.
+
+    Lines of runs that this call did not plan stay.
+    """
+    cells = "dataset", "budget", "row", "seed"
+    lines = {tuple(line.get(c) for c in cells): line for line in read_jsonl(out / UNFINISHED)}
+    for run in plan:
+        names = {cell: vars(run)[cell] for cell in cells}
+        lines.pop(tuple(names.values()), None)
+        folder = out / RUNS / run.folder
+        if run.key not in held and (folder / LOG).is_file():
+            epochs = len({line["epoch"] for line in read_jsonl(folder / EPOCHS)})
+            lines[tuple(names.values())] = {
+                **names,
+                "epochs": epochs,
+                "of": run.config["max_epochs"],
+            }
+    (out / UNFINISHED).unlink(missing_ok=True)
+    if lines:
+        append_lines(out / UNFINISHED, list(lines.values()))
 
 
 def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:

@@ -141,17 +141,21 @@ class Stage(Section):
 
     Attributes:
         seeds: only those that the benchmark has too are run.
+        near: only the rows whose run of the benchmark's first seed lies within so many points of
+            the first of its bases in the first headline score, and these bases; a row without
+            such a pair of records is not run yet. Null: all rows.
         teacher_budget: the budget of the teacher, if it is not the students'.
         minutes: minutes that a run takes, measured or estimated, beside as many others as the
             benchmark's description says.
 
-    >>> Stage(budget="50", rows=["simclr", "pcl"], seeds=[2, 3]).seeds
-    [2, 3]
+    >>> Stage(budget="50", rows=["simclr", "pcl"], seeds=[2, 3], near=1.0).near
+    1.0
     """
 
     budget: Name
     rows: Annotated[list[Name], MinLen(1)]
     seeds: Annotated[list[Seed], MinLen(1)]
+    near: PositiveFloat | None = None
     teacher_budget: Name | None = None
     minutes: PositiveFloat | None = None
 
@@ -209,6 +213,9 @@ class BenchmarkSettings(Section):
                 if value is not None and value not in self.budgets:
                     remedy = suggest_name(value, self.budgets)
                     raise ConfigError(f"{key}.{of}", value, "no such budget", remedy)
+            if stage.near is not None and not self.headline:
+                problem = "rows are compared by the first headline score"
+                raise ConfigError(f"{key}.near", stage.near, problem, "give headline")
         for measure in self.headline or ():
             self._check_measure("headline", measure)
         if self.tuning is not None:

@@ -29,6 +29,7 @@ from solo_ext.lab.experiments.settings import (
 from solo_ext.lab.experiments.verdicts import _not_isolated
 from solo_ext.lab.training.run_dir import environment
 from solo_ext.methods import METHODS
+from tests.lab.experiments.report_records import record
 
 
 def planned(tiny: dict[str, Any], **change: Any) -> list[PlannedRun]:
@@ -288,7 +289,7 @@ def test_a_key_is_of_the_code_of_another_packages_method(
 
 
 def staged(tiny: dict[str, Any], **change: Any) -> dict[str, Any]:
-    """Two budgets and three stages."""
+    """Two budgets and three stages, the last of rows near their base."""
     tiny["budgets"] = {"short": ["max_epochs=1"], "long": ["max_epochs=2"]}
     tiny["headline"] = ["knn"]
     tiny["rows"]["barlow"] = {"config": "barlow_twins", "bases": ["simclr"]}
@@ -296,7 +297,7 @@ def staged(tiny: dict[str, Any], **change: Any) -> dict[str, Any]:
     tiny["stages"] = {
         "first": {"budget": "short", "rows": rows, "seeds": [1], "minutes": 2.0},
         "second": {"budget": "long", "rows": ["simclr"], "seeds": [2, 1]},
-        "third": {"budget": "short", "rows": ["simclr"], "seeds": [1, 2]},
+        "third": {"budget": "short", "rows": rows, "seeds": [1, 2], "near": 1.0},
     }
     return tiny | change
 
@@ -305,14 +306,34 @@ def test_stages_in_their_order_each_run_once(tiny: dict[str, Any]) -> None:
     settings = checked_benchmark(staged(tiny))
     cells = [(r.budget, r.row, r.seed) for r in make_plan(settings)]
     first = [("short", row, 1) for row in ("debiased", "simclr", "barlow")]
-    assert cells == [*first, ("long", "simclr", 2), ("long", "simclr", 1), ("short", "simclr", 2)]
-    assert [run.minutes for run in make_plan(settings)] == [2.0] * 3 + [None] * 3
+    assert cells == [*first, ("long", "simclr", 2), ("long", "simclr", 1)]
+    assert [run.minutes for run in make_plan(settings)] == [2.0] * 3 + [None] * 2
     (only,) = make_plan(settings, ["debiased"])
     assert only.row == "debiased"
     assert {r.budget for r in make_plan(settings, stages=["second"])} == {"long"}
     assert {r.seed for r in make_plan(checked_benchmark(staged(tiny, seeds=[1])))} == {1}
     whole = {run.key for run in make_plan(checked_benchmark(staged(tiny, stages={})))}
     assert {run.key for run in make_plan(settings)} < whole
+
+
+@pytest.mark.parametrize(
+    ("scores", "rows"),
+    [
+        ({"simclr": 50.0, "debiased": 50.9, "barlow": 48.9}, ["simclr", "debiased"]),
+        ({"simclr": 50.0, "debiased": 51.1, "barlow": 49.0}, ["simclr", "barlow"]),
+        ({"simclr": 50.0, "debiased": 70.0}, []),
+        ({"debiased": 50.0}, []),
+        ({}, []),
+    ],
+)
+def test_more_seeds_of_what_one_seed_cannot_tell_apart(
+    tiny: dict[str, Any], scores: dict[str, float], rows: list[str]
+) -> None:
+    records = [record(row, 1, knn, budget="short") for row, knn in scores.items()]
+    others = [record(row, 1, 0.0, budget="long") for row in scores]
+    settings = checked_benchmark(staged(tiny))
+    plan = make_plan(settings, stages=["third"], records=[*others, *records])
+    assert [(r.row, r.seed) for r in plan] == [(row, seed) for seed in (1, 2) for row in rows]
 
 
 def test_refused_stages(tiny: dict[str, Any]) -> None:
@@ -325,6 +346,10 @@ def test_refused_stages(tiny: dict[str, Any]) -> None:
         given["stages"]["first"][key] = value
         with pytest.raises(ConfigError, match=rf"^stages\.first\.{key}=.*{problem}"):
             checked_benchmark(given)
+    without = staged(copy.deepcopy(tiny))
+    del without["headline"]
+    with pytest.raises(ConfigError, match=r"^stages\.third\.near=1\.0: rows are compared by the"):
+        checked_benchmark(without)
     settings = checked_benchmark(staged(copy.deepcopy(tiny)))
     with pytest.raises(ConfigError, match=r"^--stages='frst': no such stage; did you mean 'first'"):
         make_plan(settings, stages=["frst"])

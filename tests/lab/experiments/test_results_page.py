@@ -93,6 +93,7 @@ def staged(tmp_path: Path, seeds: Sequence[int]) -> Results:
         stages={
             "a": {"budget": "short", "rows": ["a", "b"], "seeds": [1, 2]},
             "b": {"budget": "long", "rows": ["a"], "seeds": [1]},
+            "c": {"budget": "long", "rows": ["b"], "seeds": [1], "near": 1.0},
         },
         headline=["linear", "knn", "knn_200"],
     )

@@ -23,13 +23,15 @@ from solo_ext.core.files import locked, read_jsonl
 from solo_ext.lab.cli import benchmark
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.experiments import records as recording
-from solo_ext.lab.experiments.launchers import _SAVING, LocalLauncher, SlurmLauncher
+from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher
+from solo_ext.lab.experiments.pace import _SAVING, Pace
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
-from solo_ext.lab.experiments.records import code_version, read_records
+from solo_ext.lab.experiments.records import UNFINISHED, code_version, read_records
+from solo_ext.lab.experiments.report import write_report
 from solo_ext.lab.experiments.results import read_results
 from solo_ext.lab.experiments.run import LOCK, run_benchmark
 from solo_ext.lab.experiments.settings import checked_benchmark
-from solo_ext.lab.experiments.work import EPOCHS, LOG, RECORD
+from solo_ext.lab.experiments.work import LOG, RECORD
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
@@ -361,6 +363,8 @@ def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> 
     fails, stopped = False, True
     assert run_benchmark(settings, plan, tmp_path, launcher) == ([], {})
     assert started[1:] == [teacher]
+    (unfinished,) = read_jsonl(tmp_path / UNFINISHED)
+    assert (unfinished["row"], unfinished["epochs"], unfinished["of"]) == ("teacher", 0, 3)
     stopped = False
     run_benchmark(settings, plan, tmp_path, launcher)
     assert started[2:] == [teacher, student]
@@ -372,38 +376,19 @@ def test_a_time_limit_stops_runs_that_go_on_next_time(tmp_path: Path, tiny: dict
     tiny["budgets"] = {"default": ["max_epochs=100000", "online_eval.every_n_epochs=0"]}
     settings = checked_benchmark(tiny | {"seeds": [1], "default_rows": ["simclr", "raw-pixels"]})
     plan, epochs = make_plan(settings), [0]
-    file = tmp_path / "runs" / plan[0].folder / EPOCHS
     for _ in range(2):
-        launcher = LocalLauncher(1, 1)
-
-        def limited(
-            folders: Sequence[Path], tick: Callable[[], None], launcher: LocalLauncher = launcher
-        ) -> dict[Path, str]:
-            def watch() -> None:
-                tick()
-                if len(read_jsonl(file)) > epochs[-1]:
-                    launcher.until = time.monotonic()
-
-            return launcher(folders, watch)
-
-        assert run_benchmark(settings, plan, tmp_path, limited) == ([], {})
-        epochs.append(len(read_jsonl(file)))
+        pace = Pace(time.monotonic() + _SAVING + 15)
+        launcher = LocalLauncher(1, 1, pace=pace)
+        records, failed = run_benchmark(settings, plan, tmp_path, launcher)
+        assert (records, failed) == ([], {})
+        assert time.monotonic() < pace.until
+        (line,) = read_jsonl(tmp_path / UNFINISHED)
+        assert (line["row"], line["of"]) == ("simclr", 100000)
+        epochs.append(line["epochs"])
     assert epochs == sorted(set(epochs))
-
-
-@pytest.mark.slow
-def test_a_run_that_takes_longer_than_is_left_is_not_started(
-    tmp_path: Path, tiny: dict[str, Any]
-) -> None:
-    rows = {"raw-pixels": 60.0, "random-backbone": 0.1}
-    tiny["stages"] = {
-        name: {"budget": "default", "rows": [name], "seeds": [1], "minutes": minutes}
-        for name, minutes in rows.items()
-    }
-    settings = checked_benchmark(tiny)
-    launcher = LocalLauncher(1, 1, until=time.monotonic() + _SAVING + 300)
-    records, failed = run_benchmark(settings, make_plan(settings), tmp_path, launcher)
-    assert ([record["row"] for record in records], failed) == (["random-backbone"], {})
+    records, _ = run_benchmark(settings, plan[1:], tmp_path, LocalLauncher(1, 1))
+    text = write_report(tmp_path)[0].read_text()
+    assert f"Unfinished: simclr, seed 1, {epochs[-1]} of 100000 epochs. No result." in text
 
 
 def test_the_commit_of_a_copy_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

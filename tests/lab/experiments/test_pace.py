@@ -1,0 +1,129 @@
+"""What a time limit leaves room for."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from solo_ext.core.files import append_lines
+from solo_ext.lab.experiments import pace
+from solo_ext.lab.experiments.pace import AROUND, Pace
+from solo_ext.lab.experiments.work import EPOCHS, PLANNED
+
+
+class Clock:
+    """A clock that the tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", made.monotonic)
+    monkeypatch.setattr(pace, "_SAVING", 0.0)
+    return made
+
+
+def run(root: Path, name: str, epochs: int = 10, minutes: float | None = 2.0) -> Path:
+    folder = root / name
+    folder.mkdir()
+    planned = {"config": {"max_epochs": epochs}, "baseline": None, "minutes": minutes}
+    (folder / PLANNED).write_text(json.dumps(planned))
+    return folder
+
+
+def trained(folder: Path, *seconds: float) -> None:
+    """Adds epochs of so many seconds."""
+    file = folder / EPOCHS
+    first = len(file.read_text().splitlines()) if file.is_file() else 0
+    append_lines(file, [{"epoch": first + n, "seconds": s} for n, s in enumerate(seconds)])
+
+
+def test_declared_minutes_decide_while_nothing_is_measured(tmp_path: Path, clock: Clock) -> None:
+    limit = Pace(clock.now + 120)
+    fits, long, unknown = (
+        run(tmp_path, name, minutes=minutes)
+        for name, minutes in (("a", 2.0), ("b", 2.1), ("c", None))
+    )
+    assert [limit.fits(f) for f in (fits, long, unknown)] == [True, False, True]
+    clock.now += 120
+    assert not any(limit.fits(f) for f in (fits, long, unknown))
+
+
+def test_what_was_measured_corrects_what_was_declared(tmp_path: Path, clock: Clock) -> None:
+    """Epochs of runs at work first, then whole runs."""
+    limit = Pace(clock.now + 1000)
+    first, other, waiting = (run(tmp_path, name) for name in "abc")
+    limit.starts(first)
+    limit.starts(other)
+    trained(first, 50.0, 19.5)
+    assert limit.needs(waiting) == 120
+    # Two more epochs of 19.5 s: ten take 195 s, and with start and evaluation twice the 120 s.
+    trained(first, 19.5)
+    assert limit.needs(waiting) == pytest.approx(195 + AROUND)
+    clock.now += 300
+    limit.ends(first, whole=True)
+    assert limit.needs(waiting) == pytest.approx(300)
+    # Half of its epochs were trained by an earlier call.
+    trained(waiting, *[9.0] * 5)
+    assert limit.needs(waiting) == pytest.approx(max(150, 300 - 89))
+    # Of the last epoch at least the evaluation is left.
+    trained(waiting, *[9.0] * 5)
+    assert limit.needs(waiting) == pytest.approx(300 - 89)
+
+
+def test_a_wrong_guess_does_not_leave_the_machine_idle(tmp_path: Path, clock: Clock) -> None:
+    limit = Pace(clock.now + 60)
+    first, other = run(tmp_path, "a"), run(tmp_path, "b")
+    short = run(tmp_path, "c", minutes=0.5)
+    assert limit.next_of([first, other, short]) == short
+    assert limit.next_of([first, other]) == first
+    limit.starts(first)
+    assert limit.next_of([other]) is None
+    clock.now += 10
+    limit.ends(first, whole=True)
+    assert limit.next_of([other]) == other
+    assert Pace(clock.now).next_of([other]) is None
+
+
+def test_a_failed_run_says_nothing_about_time(tmp_path: Path, clock: Clock) -> None:
+    limit, first, waiting = Pace(clock.now + 1000), run(tmp_path, "a"), run(tmp_path, "b")
+    limit.starts(first)
+    clock.now += 1
+    limit.ends(first, whole=False)
+    assert limit.needs(waiting) == 120
+
+
+def test_the_last_run_gives_way_and_then_the_others_are_judged_anew(
+    tmp_path: Path, clock: Clock
+) -> None:
+    limit = Pace(clock.now + 200)
+    runs = [run(tmp_path, name) for name in "abc"]
+    for folder in runs:
+        limit.starts(folder)
+    trained(runs[0], 30.0, 20.0)
+    assert limit.superfluous() is None
+    # 7 epochs of 23 s and the evaluation take longer than 200 s; the first epoch does not count.
+    trained(runs[0], 26.0)
+    assert limit.superfluous() == runs[2]
+    limit.stops(runs[2])
+    # The epoch at hand began at the old load: it does not count.
+    trained(runs[0], 19.0, 12.0)
+    assert limit.superfluous() is None
+    trained(runs[0], 12.0)
+    assert limit.superfluous() is None
+    # Three epochs of 40 s are too many for 120 s with an evaluation.
+    clock.now += 80
+    trained(runs[1], *[40.0] * 7)
+    assert limit.superfluous() == runs[1]
+    limit.stops(runs[1])
+    trained(runs[0], *[99.0] * 3)
+    assert limit.superfluous() is None
