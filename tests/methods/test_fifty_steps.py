@@ -174,11 +174,12 @@ def test_every_loss_and_the_last_weights_are_those_of_the_loop(
     assert_same(train(name), ours, losses, "prototypes." if CASES[name].method == "pcl" else "none")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", CASES)
 def test_a_hundredth_more_of_any_constant_is_seen(
     name: str, train: Callable[[str], Trained], loop: Callable[..., Loop]
 ) -> None:
+    """By the test above: it is of the loops, and nothing in the package makes it fail."""
     expected, case = train(name).losses[:SHORT], CASES[name]
     momentum = ("base_tau", "final_tau")
     shared = {k: v for k, v in TRAINING.items() if k not in momentum or case.loop.follows}

@@ -41,9 +41,9 @@ BUILTINS = (
 EVERY = (*BUILTINS, "hard_negative", *METHODS)
 
 
-# Every test run takes one along, and PCL's cells of the matrix.
+# Every test run takes along one that draws in each step, and PCL's cells of the matrix.
 @pytest.mark.parametrize(
-    "method", [m if m == "byol" else pytest.param(m, marks=pytest.mark.slow) for m in EVERY]
+    "method", [m if m == "wmse" else pytest.param(m, marks=pytest.mark.slow) for m in EVERY]
 )
 def test_resumed_equals_uninterrupted(
     method: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
