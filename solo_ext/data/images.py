@@ -224,6 +224,7 @@ def files_of(images: Images) -> list[str]:
 
 
 MOST_SIZES = 10_000
+"""A file system answers for so many files in a fraction of a second, over a network in seconds."""
 
 
 def images_fingerprint(images: Images, *, by_name: bool = False) -> str | None:

@@ -79,6 +79,20 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
     return code
 
 
+def end_with(code: int) -> None:
+    """Lets a signal that comes while the process ends do no more than end it with its exit code.
+
+    By default it would end it with another code, as if the command had not done its work.
+
+    >>> before = {number: signal.getsignal(number) for number in _ends_a_command()}
+    >>> end_with(0)
+    >>> for number, handler in before.items():
+    ...     _ = signal.signal(number, handler)
+    """
+    for number in _ends_a_command():
+        signal.signal(number, lambda *_: os._exit(code))
+
+
 def log_traceback(error: BaseException) -> str:
     """Writes an error's traceback to a file; returns one line with the error and the file's name.
 

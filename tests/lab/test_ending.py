@@ -148,6 +148,23 @@ def test_a_locale_without_most_letters() -> None:
     assert b"Traceback" not in done.stderr
 
 
+ENDS = """
+import signal, sys
+from solo_ext.lab.cli.main import main
+sys.argv = ["solo-ext", "losses"]
+main()
+signal.raise_signal(getattr(signal, "%s"))
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
+def test_a_signal_once_all_is_done(name: str) -> None:
+    """The process takes a second to end after the command's last line."""
+    ended = subprocess.run([sys.executable, "-c", ENDS % name], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 WAITS = """
 import os, signal, subprocess, sys, time
 from solo_ext.lab.ending import in_one_line

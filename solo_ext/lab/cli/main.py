@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from solo_ext import __version__
 from solo_ext.core.errors import UserError, suggest_name
-from solo_ext.lab.ending import in_one_line
+from solo_ext.lab.ending import end_with, in_one_line
 
 _path = os.path.expanduser
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -293,6 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         # The process is about to end: a second Ctrl-C would print the interpreter's traceback.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        end_with(code)
         if code:
             # Print nothing after the error: threads that end with the process would add tracebacks.
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115

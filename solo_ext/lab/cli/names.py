@@ -40,7 +40,8 @@ def check_names(config: Mapping[str, Any]) -> None:
     others = {row["origin"] for row in (*methods, *listed_losses())} - {"solo_ext", "solo-learn"}
     if others or "torch" in sys.modules:
         return
-    source = "\n".join(file.read_text(encoding="utf-8") for file in host.path.rglob("*.py"))
+    files = host.path.rglob("*.py")
+    source = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     method, kwargs = config["method"], config.get("method_kwargs") or {}
     names = [row["name"] for row in methods]
     if method not in names and not _mentioned(method, source):
@@ -51,11 +52,11 @@ def check_names(config: Mapping[str, Any]) -> None:
     known = [row["name"] for row in listed_losses()]
     if isinstance(loss, str) and loss not in known and not loss.startswith("pml/"):
         raise unknown_name("method_kwargs.loss", loss, "loss", losses_of_metric())
-    backbone = config["backbone"]["name"]
+    backbone, own = config["backbone"]["name"], own_backbones(host)
     architecture = backbone.removeprefix(PREFIX).partition(".")[0]
     of_timm = timm_source() if backbone.startswith(PREFIX) else ""
-    if not _mentioned(architecture, source + of_timm):
-        raise unknown_backbone(backbone, own_backbones(host))
+    if backbone not in own and not _mentioned(architecture, source + of_timm):
+        raise unknown_backbone(backbone, own)
     optimizer = config["optimizer"]["name"]
     if optimizer not in OPTIMIZER_KWARGS and not _mentioned(optimizer, source):
         raise unknown_name("optimizer.name", optimizer, "optimiser", OPTIMIZER_KWARGS)
