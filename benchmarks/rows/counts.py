@@ -22,13 +22,20 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmarks.counting import Counter, waits_of_cuda
 from benchmarks.record import Effort, Finding, Measured, at_most
-from benchmarks.rows.training import FAMILIES
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 
 FOLDER = "digits"
-BASES = {name: base for base, names in FAMILIES.items() for name in names if "," not in name}
+BASES = {
+    "debiased": "simclr",
+    "hard_negative": "simclr",
+    "metric": "simclr",
+    "mochi": "mocov2plus",
+    "pcl": "mocov2plus",
+    "nnclr_symmetric": "nnclr",
+    "protocpc": "swav",
+}
 """What a method of this package builds on."""
 WHAT = {"launches": "operations", "waits": "host waits", "calls": "Python calls"}
 MORE = 0.03
