@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> list[str]:
     made = {record.file.with_suffix(".md"): table(record.everything(), not args.quick)}
     for file, text in {**made, **(files() if args.write else {})}.items():
         write_text(file, text)
-        print(f"{record.file}, {file}")
+        print(f"{record.file} -> {file}")
     found = [f for name in names for f in record.findings(name)]
     return [] if args.quick else [f.label for f in found if f.verdict == "missed"]
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.record import Finding, Record, table
+from benchmarks.record import Finding, Record, Verdict, table
 from benchmarks.rows import ROWS
 from solo_ext.core.files import write_text
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "speed"
 PAGE = ROOT / "docs" / "benchmarks" / "speed.md"
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
-VERDICTS = ("met", "within the gate", "missed")
+VERDICTS: tuple[Verdict, ...] = ("met", "within the gate", "missed")
 
 
 def files() -> dict[Path, str]:

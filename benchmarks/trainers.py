@@ -7,9 +7,10 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -75,10 +76,10 @@ class Timer(Callback):
             self.turns.give()
         self.started.set()
         self.turns.take(self.who)
-        self._watch = Stopwatch()
+        self._seconds = stopwatch()
 
     def _end(self) -> None:
-        self.seconds.append(self._watch.seconds())
+        self.seconds.append(self._seconds())
 
     def on_train_epoch_start(self, *_: Any) -> None:
         if self.per_epoch:
@@ -98,24 +99,20 @@ class Timer(Callback):
             after_own_hook(pl_module, lambda *_: self._end())
 
 
-class Stopwatch:
-    """Seconds of the processor since it was made; on a GPU those between two events there."""
+def stopwatch() -> Callable[[], float]:
+    """Gives the seconds of the processor since now; on a GPU those between two events there."""
+    if not torch.cuda.is_available():
+        start = time.process_time()
+        return lambda: time.process_time() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
 
-    def __init__(self) -> None:
-        self._event = None
-        if torch.cuda.is_available():
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
-        self._start = time.process_time()
-
-    def seconds(self) -> float:
-        """Since the start; waits for the GPU."""
-        if self._event is None:
-            return time.process_time() - self._start
-        end = torch.cuda.Event(enable_timing=True)
+    def seconds() -> float:
         end.record()
         end.synchronize()
-        return float(self._event.elapsed_time(end)) / 1e3
+        return float(begin.elapsed_time(end)) / 1e3
+
+    return seconds
 
 
 def train(
@@ -176,19 +173,11 @@ def training_images(effort: Effort, root: Path, steps: int = STEPS_PER_EPOCH) ->
 @contextlib.contextmanager
 def a_teacher(effort: Effort) -> Iterator[None]:
     """Trains the teacher of the CIFAR configs for one step, where they look for it."""
-    held = os.environ.get(TEACHERS)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[TEACHERS] = folder
-        try:
-            images = training_images(effort, Path(folder) / "images", steps=1)
-            changes = ("checkpoint.enabled=true", "scheduler.warmup_epochs=0")
-            place = Path(folder) / "cifar10_cpu"
-            train(effort, "teacher", changes, images, epochs=1, run_dir=place)
-            yield
-        finally:
-            os.environ.pop(TEACHERS)
-            if held is not None:
-                os.environ[TEACHERS] = held
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {TEACHERS: folder}):
+        images = training_images(effort, Path(folder) / "images", steps=1)
+        changes = ("checkpoint.enabled=true", "scheduler.warmup_epochs=0")
+        train(effort, "teacher", changes, images, 1, run_dir=Path(folder) / "cifar10_cpu")
+        yield
 
 
 def race_trainers(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,33 +115,35 @@ def called(base: str) -> str:
     return f"{base} of solo-learn" if base in HOSTS else base
 
 
+def raced(
+    effort: Effort, base: str, runs: dict[str, Run], rounds: int, per_epoch: bool = False
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Time of each run over the base's, which runs ``again`` too, and all seconds.
+
+    The first rounds are left out: three steps, or an epoch.
+    """
+    skip = 1 if per_epoch or effort.shrink > 1 else 3
+    with taught(effort, [name for name in runs if name in RUNS]):
+        runs = {**runs, "again": runs[base]}
+        seconds = race_trainers(effort, runs, per_epoch=per_epoch, rounds=rounds + skip)
+    timed = {name: spent[skip:] for name, spent in seconds.items()}
+    return {name: ratio(timed, name, base) for name in timed}, seconds
+
+
 def steps(effort: Effort) -> Measured:
     """A race of steps for each base method."""
     rounds = STEP_ROUNDS if effort.shrink == 1 else effort.rounds
-    skip = 3 if effort.shrink == 1 else 1
     findings, details = [], {}
     for base, methods in FAMILIES.items():
         runs = {name: given(effort, name) for name in (base, *methods)}
-        runs["again"] = runs[base]
-        with taught(effort, (base, *methods)):
-            seconds = race_trainers(effort, runs, per_epoch=False, rounds=rounds + skip)
-        details[base] = seconds
-        timed = {name: spent[skip:] for name, spent in seconds.items()}
-        again = ratio(timed, "again", base)
+        over, details[base] = raced(effort, base, runs, rounds)
         for name in methods:
             most = MOST.get(name)
             if effort.device == "cuda" and base != "swav":
                 most = GPU_MOST
-            target = None if most is None else at_most(most)
-            findings.append(
-                Finding(
-                    f"step of {name} over {base}",
-                    target,
-                    ratio(timed, name, base),
-                    peer=called(base),
-                    again=again,
-                )
-            )
+            label, target = f"step of {name} over {base}", None if most is None else at_most(most)
+            line = Finding(label, target, over[name], peer=called(base), again=over["again"])
+            findings.append(line)
     return Measured(findings, details)
 
 
@@ -148,18 +151,15 @@ def epochs(effort: Effort) -> Measured:
     """A race of epochs."""
     base = "mocov2plus"
     runs = {name: given(effort, name) for name in (base, *EPOCHS)}
-    runs["again"] = runs[base]
     rounds = EPOCH_ROUNDS if effort.shrink == 1 else 1
-    seconds = race_trainers(effort, runs, per_epoch=True, rounds=rounds + 1)
-    timed = {name: spent[1:] for name, spent in seconds.items()}
-    again = ratio(timed, "again", base)
+    over, seconds = raced(effort, base, runs, rounds, per_epoch=True)
     findings = [
         Finding(
             f"epoch of {name} over {base}",
             at_most(most[effort.device]),
-            ratio(timed, name, base),
+            over[name],
             peer=called(base),
-            again=again,
+            again=over["again"],
         )
         for name, most in EPOCHS.items()
     ]
@@ -168,16 +168,13 @@ def epochs(effort: Effort) -> Measured:
 
 def compiled(effort: Effort) -> Measured:
     """Steps of SimCLR with compiled networks, beside the same without."""
-    label, peer = "step of simclr, compiled networks", "not compiled"
+    line = Finding("step of simclr, compiled networks", None, peer="not compiled")
     if not effort.compiled:
-        return Measured([Finding(label, None, peer=peer, note="not compiled with --quick")], {})
-    runs: dict[str, Run] = dict.fromkeys((peer, "again"), RUNS["simclr"])
-    runs["compiled"] = "simclr", ("performance.compile=true",)
-    seconds = race_trainers(effort, runs, per_epoch=False, rounds=STEP_ROUNDS + 3)
-    timed = {name: spent[3:] for name, spent in seconds.items()}
-    again = ratio(timed, "again", peer)
-    finding = Finding(label, None, ratio(timed, peer, "compiled"), peer=peer, again=again)
-    return Measured([finding], {"seconds": seconds})
+        return Measured([replace(line, note="not compiled with --quick")], {})
+    runs = {"simclr": RUNS["simclr"], "compiled": ("simclr", ("performance.compile=true",))}
+    over, seconds = raced(effort, "simclr", runs, STEP_ROUNDS)
+    line = replace(line, measured=1 / over["compiled"], again=over["again"])
+    return Measured([line], {"seconds": seconds})
 
 
 def graphs(effort: Effort) -> Measured:

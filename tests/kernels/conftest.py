@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.counting import counted
 from solo_ext.kernels import (
     dispatch,
     in_batch,
@@ -43,29 +43,11 @@ def slope(lse: Tensor, query: Tensor) -> Tensor:
     return torch.autograd.grad((lse * each.view_as(lse)).sum(), query)[0]
 
 
-class _Counter(TorchDispatchMode):
-    """Counts operations but views and what only makes room."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().partition(".")[0]
-        self.launches += not (func.is_view or "empty" in name or name == "aten::detach")
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.fixture(scope="session")
 def launches() -> Launches:
     """``launches(f)``: how many operations of ``f()`` work on tensors."""
 
-    def measure(run: Callable[[], Any]) -> int:
-        with _Counter() as counter:
-            run()
-        return counter.launches
-
-    return measure
+    return lambda run: counted(run).launches
 
 
 @pytest.fixture
