@@ -183,26 +183,18 @@ def graphs(effort: Effort) -> Measured:
     if effort.device != "cuda":
         note = "needs a GPU"
         return Measured([Finding(label, None, peer="without graphs", note=note)], {})
-    rounds, skip = STEP_ROUNDS if effort.shrink == 1 else effort.rounds, 3
+    rounds = STEP_ROUNDS if effort.shrink == 1 else effort.rounds
     findings, details = [], {}
     for base in JUDGED:
         runs = {name: given(effort, name) for name in (base, *FAMILIES[base])}
         runs = {name: (c, (*more, "performance.graphs=true")) for name, (c, more) in runs.items()}
-        runs["without"] = given(effort, base)
-        seconds = race_trainers(effort, runs, per_epoch=False, rounds=rounds + skip)
-        details[base] = seconds
-        timed = {name: spent[skip:] for name, spent in seconds.items()}
-        gain = ratio(timed, "without", base)
-        findings.append(Finding(f"step of {base}, CUDA graphs", None, gain, peer="without graphs"))
-        findings += [
-            Finding(
-                f"step of {name} over {base}, CUDA graphs",
-                at_most(GPU_MOST),
-                ratio(timed, name, base),
-                peer=called(base),
-            )
-            for name in FAMILIES[base]
-        ]
+        without = "without graphs"
+        over, details[base] = raced(effort, base, {**runs, without: given(effort, base)}, rounds)
+        findings.append(Finding(f"step of {base}, CUDA graphs", None, over[without], peer=without))
+        for name in FAMILIES[base]:
+            label, most = f"step of {name} over {base}, CUDA graphs", at_most(GPU_MOST)
+            line = Finding(label, most, over[name], peer=called(base), again=over["again"])
+            findings.append(line)
     return Measured(findings, details)
 
 
