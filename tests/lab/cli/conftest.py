@@ -26,6 +26,8 @@ TINY = (
     "optimizer.batch_size=64",
     "max_epochs=1",
     "scheduler.warmup_epochs=1",
+    # `auto` tries bfloat16 on every layer.
+    "precision=32-true",
 )
 LOGGERS = ("", "lightning", "lightning.pytorch", "lightning.fabric", "pytorch_lightning")
 
