@@ -14,6 +14,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from solo_ext import host
 from solo_ext.config.check import check_run
 from solo_ext.core.errors import ConfigError
 from solo_ext.data.digits import digits_folder
@@ -280,6 +281,8 @@ def test_a_key_is_of_the_code_of_another_packages_method(
 
     ours = keys()
     monkeypatch.setitem(METHODS, "debiased", theirs)
+    # Where it is registered; taken away again with it.
+    monkeypatch.setitem(host.load().methods, "theirs/debiased", target)
     first = keys()
     assert environment()["packages"]["theirs"].startswith("of no version (")
     code.write_text(code.read_text().replace("pass", "weight = 0.3"))
