@@ -188,25 +188,29 @@ def default_patches(
     data_format: str | None = None,
     warmup_epochs: float | None = None,
     max_steps: int | None = None,
+    graphs: bool = False,
 ) -> list[str]:
     """Patches with ``changes_results`` that plugins' methods and ``solo-ext`` get without asking.
 
     They change NaN in logs, what happens after an interruption, DALI's order and seed, the online
-    classifier's learning rate without a warm-up, and all rates where the warm-up is no whole number
-    of steps, but no other number.
+    classifier's learning rate without a warm-up, all rates where the warm-up is no whole number of
+    steps, and last bits of momentum networks that are CUDA graphs, but no other number.
 
     >>> loaded = host.load()
     >>> default_patches("dino")
     ['no-labels', 'momentum-resume', 'dino-epoch']
     """
     target = import_module("solo.methods").METHODS.get(method)
-    momentum = _base().BaseMomentumMethod
+    # A method whose settings decide on momentum networks is no class, but has this attribute.
+    momentum = hasattr(target, "uses_momentum") or (
+        isinstance(target, type) and issubclass(target, _base().BaseMomentumMethod)
+    )
     warmup = warmup_epochs or 0.0
     wanted = {
         "no-labels": True,
-        # A method whose settings decide on momentum networks is no class, but has this attribute.
-        "momentum-resume": hasattr(target, "uses_momentum")
-        or (isinstance(target, type) and issubclass(target, momentum)),
+        "momentum-resume": momentum,
+        # A graph is recorded again if its network's parameters are elsewhere.
+        "momentum-update": momentum and graphs,
         "dino-epoch": method == "dino",
         "deepcluster-first-epoch": method == "deepclusterv2",
         "dali": data_format == "dali",

@@ -20,8 +20,11 @@ from solo_ext.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_WHY = "TORCH_LOGS=cudagraphs says which and why"
 _CAPTURED_BY = 3
 """Steps after which every network has run, been recorded and replayed once."""
+_OFTEN = 20
+"""Later steps that record a graph anew, after which a line says so."""
 
 
 class CompiledNetworks(Callback):
@@ -46,8 +49,8 @@ class CompiledNetworks(Callback):
                 "the networks run as without them"
             )
             self.graphs = False
-        self._accumulates = run.accumulate_grad_batches > 1
-        self._steps, self._skipped = 0, 0
+        self._accumulates, self._first = run.accumulate_grad_batches > 1, False
+        self._steps, self._skipped, self._recorded, self._again = 0, 0, 0, 0
 
     def compile(self, model: pl.LightningModule) -> None:
         """Compiles backbone and heads in place, so that checkpoints keep their names."""
@@ -57,18 +60,17 @@ class CompiledNetworks(Callback):
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit
         backend = self.compiled if isinstance(self.compiled, str) else "inductor"
         mode = "reduce-overhead" if self.graphs else None
-        for network in model.children():
-            if any(True for _ in network.parameters()):
+        for name, network in model.named_children():
+            # A criterion of `metric` is a loss, though it may have parameters.
+            if name != "criterion" and any(True for _ in network.parameters()):
                 # Compile each shape separately, so that kernels do not depend on earlier shapes.
                 network.compile(dynamic=False, backend=backend, mode=mode)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.graphs:
             return
-        self._skipped = _without_graph()
+        self._skipped = _counted("cudagraph_skips")
         torch.compiler.set_stance("force_eager")
-        if self._accumulates:
-            _keep_gradients(pl_module)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -89,12 +91,31 @@ class CompiledNetworks(Callback):
             return
         torch.compiler.set_stance("force_eager")
         self._steps += 1
-        skipped = _without_graph() - self._skipped
+        before, self._recorded = self._recorded, _counted("cudagraph_recorded_non_static_inputs")
+        self._again += self._steps > _CAPTURED_BY and self._recorded > before
+        skipped = _counted("cudagraph_skips") - self._skipped
         if self._steps == _CAPTURED_BY and skipped:
+            logger.warning(f"performance.graphs: {skipped} of the graphs are not captured; {_WHY}")
+        if self._again == _OFTEN and self._recorded > before:
             logger.warning(
-                f"performance.graphs: {skipped} of the compiled networks run without a CUDA graph; "
-                "TORCH_LOGS=cudagraphs says which and why"
+                f"performance.graphs: {_OFTEN} steps have recorded graphs anew, which takes longer "
+                f"than none; {_WHY}"
             )
+
+    def on_before_zero_grad(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
+    ) -> None:
+        self._first = True
+
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not (self.graphs and self._accumulates and self._first):
+            return
+        # The first gradients of an accumulation are results of a graph, which its next replay
+        # overwrites (pytorch issue 169545). Later ones are added to these copies.
+        self._first = False
+        for parameter in pl_module.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.graphs:
@@ -107,24 +128,8 @@ class CompiledNetworks(Callback):
         self.teardown(trainer, pl_module, "fit")
 
 
-def _without_graph() -> int:
-    """How many networks inductor has compiled in this process and not captured."""
+def _counted(what: str) -> int:
+    """A count of inductor's in this process."""
     from torch._dynamo.utils import counters
 
-    return counters["inductor"]["cudagraph_skips"]
-
-
-def _keep_gradients(model: Any) -> None:
-    """Lets gradients be added to tensors that stay, instead of replacing them.
-
-    Otherwise the first gradient of an accumulation is a result of a graph, which the graph's next
-    replay overwrites (pytorch issue 169545).
-    """
-
-    def zero_grad(epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.zero_grad(set_to_none=False)
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-
-    model.optimizer_zero_grad = zero_grad
+    return counters["inductor"][what]

@@ -164,6 +164,7 @@ def pretrain(
         run.method,
         warmup_epochs=run.scheduler.warmup_epochs,
         max_steps=(run.model_extra or {}).get("max_steps"),
+        graphs=run.performance.graphs and not run.on_cpu,
     )
     patched = select_for_run(run.patches, defaults)
     model = _method(prepared)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from solo_ext.core.files import append_lines, locked, read_jsonl
 from solo_ext.data.reading import name_of, reason_of
@@ -32,7 +32,7 @@ class CollapseWatch(Callback):
     """
 
     def __init__(self) -> None:
-        self._hook: RemovableHandle | None = None
+        self._hook: Callable[[], None] | None = None
         self._value: Tensor | None = None
         self._low = 0
 
@@ -42,13 +42,13 @@ class CollapseWatch(Callback):
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (trainer.global_step + 1) % (every or 10) == 0:
             layer: Any = getattr(pl_module, "projector", None) or pl_module.backbone
-            self._hook = layer.register_forward_hook(self._measure)
+            self._hook = _after_each_call(layer, self._measure)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
         if self._hook is not None:
-            self._hook.remove()
+            self._hook()
             self._hook = None
         value, self._value = self._value, None
         if value is not None:
@@ -71,6 +71,22 @@ class CollapseWatch(Callback):
                 "images differ, lower optimizer.lr, take a larger batch, or turn up what the "
                 f"method has against it; metrics.jsonl has {METRIC}"
             )
+
+
+def _after_each_call(layer: Any, measure: Callable[..., None]) -> Callable[[], None]:
+    """Passes each output of a layer on; returns what ends this."""
+    compiled = layer._compiled_call_impl
+    if compiled is None:
+        return layer.register_forward_hook(measure).remove  # type: ignore[no-any-return]
+
+    # A hook would be compiled with the layer, which would have to be compiled again.
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        output = compiled(*args, **kwargs)
+        measure(layer, args, output)
+        return output
+
+    layer._compiled_call_impl = measured
+    return lambda: setattr(layer, "_compiled_call_impl", compiled)
 
 
 class UnreadableReport(Callback):

@@ -23,7 +23,7 @@ from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import STEPS, config_of
-from tests.lab.training.same_run import assert_resumes, assert_same_run, train
+from tests.lab.training.same_run import assert_resumes, assert_same_run, logged, train
 
 FITTING = {"augmentations": [{"crop_size": 32, "num_crops": 2}], "precision": "auto"}
 """Maps of two pixels or more before every convolution with a stride."""
@@ -258,22 +258,57 @@ def test_only_steps_run_compiled_if_there_are_graphs(
 
 
 @pytest.mark.parametrize("method", ["simclr", "protocpc"])
-def test_gradients_that_stay_are_those_that_are_replaced(
-    method: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
+def test_the_first_gradients_of_an_accumulation_are_copied(
+    method: str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
+    """ProtoCPC's prototypes have none in its first epoch."""
     config = config_of(make_config, method, accumulate_grad_batches=2)
-    train(config, tmp_path / "replaced")
-    places: dict[int, set[int]] = {}
+    train(config, tmp_path / "plain")
+    made: list[torch.Tensor] = []
+    taken: list[bool] = []
+
+    def after(trainer: Any, module: Any) -> None:
+        made.append(next(module.backbone.parameters()).grad)
+
+    def before(trainer: Any, module: Any, optimizer: Any) -> None:
+        first, second = made
+        taken.append(next(module.backbone.parameters()).grad is second is not first)
+        made.clear()
+
+    watch = LambdaCallback(on_after_backward=after, on_before_optimizer_step=before)
+    train(config, tmp_path / "copied", callbacks=[watch, as_on_a_gpu(config)])
+    assert_same_run(tmp_path / "plain", tmp_path / "copied")
+    assert taken
+    assert all(taken)
+
+
+def test_what_watches_a_compiled_layer_does_not_compile_it_again(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config("simclr", max_epochs=3, log_every_n_steps=2)
+    train(config, tmp_path / "plain")
+    compiled: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(len(inputs))
+        return graph.forward
+
+    def compile_all(trainer: Any, module: Any) -> None:
+        for network in module.children():
+            network.compile(backend=backend, dynamic=False)
+
+    counts: list[int] = []
     watch = LambdaCallback(
-        on_before_optimizer_step=lambda trainer, module, optimizer: [
-            places.setdefault(n, set()).add(p.grad.data_ptr())
-            for n, p in enumerate(module.backbone.parameters())
-        ]
+        on_fit_start=compile_all, on_train_batch_end=lambda *_: counts.append(len(compiled))
     )
-    train(config, tmp_path / "stay", callbacks=[as_on_a_gpu(config), watch])
-    assert_same_run(tmp_path / "replaced", tmp_path / "stay")
-    assert places
-    assert all(len(found) == 1 for found in places.values())
+    train(config, tmp_path / "compiled", callbacks=[watch])
+    assert 0 < counts[0] == counts[-1]
+    spreads = [
+        [line["train_embedding_spread"] for line in logged(run) if "train_embedding_spread" in line]
+        for run in (tmp_path / "plain", tmp_path / "compiled")
+    ]
+    assert spreads[0]
+    assert spreads[0] == spreads[1]
 
 
 @pytest.mark.slow

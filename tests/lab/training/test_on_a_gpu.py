@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
+from torch._dynamo.utils import counters
 
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import METHODS, STEPS, config_of
@@ -67,12 +68,22 @@ def test_crops_on_the_batch(
 @pytest.mark.parametrize("accumulated", [1, 2])
 @pytest.mark.parametrize("method", ["mochi", "pcl", "protocpc", "simclr"])
 def test_graphs(method: str, accumulated: int, on_gpu: MakeConfig, tmp_path: Path) -> None:
-    """Resumed it is the same run, and inductor without graphs computes the same."""
+    """Resumed it is the same run; no later step records a graph; inductor alone computes alike."""
     given = {"deterministic": True, "accumulate_grad_batches": accumulated}
     config = on_gpu(method, performance={"graphs": True}, **given)
+    recorded: list[int] = []
+    count = LambdaCallback(
+        on_train_batch_end=lambda *_: recorded.append(
+            counters["inductor"]["cudagraph_recorded_non_static_inputs"]
+        )
+    )
+    train(config, tmp_path / "counted", callbacks=[count])
+    assert recorded[0] < recorded[STEPS] == recorded[-1]
     assert_resumes(config, tmp_path, STEPS + 2)
-    compiled = on_gpu(method, performance={"compile": True}, **given)
-    train(compiled, tmp_path / "compiled")
+    if method != "simclr":
+        # Mining and clusters turn rounding into other choices.
+        return
+    train(on_gpu(method, performance={"compile": True}, **given), tmp_path / "compiled")
     mine, theirs = weights(tmp_path / "whole"), weights(tmp_path / "compiled")
     for name, value in mine.items():
         torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5, msg=name)
@@ -88,5 +99,5 @@ def test_graphs_in_bfloat16_with_a_step_that_is_skipped(
         )
     )
     train(on_gpu("simclr", **given), tmp_path / "run", callbacks=[poison])
-    assert "run without a CUDA graph" not in caplog.text
+    assert "performance.graphs" not in caplog.text
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
