@@ -16,7 +16,8 @@ from solo_ext.config.check import check_method_kwargs, check_run
 from solo_ext.config.compose import apply_overrides, compose, parse
 from solo_ext.lab.cli.doctor import diagnose
 from solo_ext.lab.cli.main import build_parser
-from solo_ext.lab.evaluation.evaluate import PROTOCOLS, SUITE, read_settings
+from solo_ext.lab.evaluation.evaluate import PROTOCOLS, read_settings
+from solo_ext.lab.evaluation.names import SUITE
 from solo_ext.lab.evaluation.suite import read_suite_settings
 from solo_ext.lab.experiments.settings import checked_benchmark, read_benchmark
 from solo_ext.methods import METHODS, load_all
