@@ -27,7 +27,7 @@ from benchmarks.counting import Counter
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.registry import Entry
 from solo_ext.host import Host, detect
-from solo_ext.host.patches import PATCHES, _of_a_plugin, select_for_run
+from solo_ext.host.patches import PATCHES, _of_a_plugin, default_patches, select_for_run
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.methods import METHODS
@@ -576,3 +576,11 @@ def test_a_run_records_its_patches(
     assert "momentum-resume" in environment["host"]["patches"]
     (line,) = [m for m in caplog.messages if m.startswith("patches of solo-learn that change")]
     assert line.endswith(f": {', '.join(environment['host']['patches'])}")
+
+
+def test_momentum_networks_that_are_graphs_stay_in_place(loaded: Host) -> None:
+    """A graph is recorded anew if its network's parameters have moved."""
+    register()
+    for method, moves in {"byol": True, "pcl": True, "mochi": True, "simclr": False}.items():
+        assert ("momentum-update" in default_patches(method, graphs=True)) == moves
+        assert "momentum-update" not in default_patches(method)
