@@ -51,7 +51,7 @@ def _cells(findings: Sequence[Finding]) -> tuple[str, ...]:
     if not times or any(f.target is not None and f.target.sense == "at_most" for f in timed):
         return "", *_counts(findings)
     low, high = f"{min(times):.3g}", f"{max(times):.3g}"
-    return low if low == high else f"{low} to {high}", *_counts(findings)
+    return low if low == high else f"{low}–{high}", *_counts(findings)
 
 
 def _counts(findings: Sequence[Finding]) -> list[str]:
