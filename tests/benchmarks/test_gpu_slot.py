@@ -54,7 +54,7 @@ def test_toy(images: Path, tmp_path: Path) -> None:
     assert set(results.records[0]["scores"]) == {"knn", "knn_200", "linear"}
     assert sum(name.endswith("environment.json") for name in names) == 2
     again = slot("train", "--toy", "--dry-run", MINUTES="5", **given)
-    assert again.stderr.splitlines()[-1] == "0 runs"
+    assert "0 runs in" in again.stderr
 
 
 @pytest.mark.slow
