@@ -6,8 +6,8 @@
 #   scripts/gpu_slot.sh speed [--toy]    # tests marked gpu, steps and operations beside their peers, loading
 #
 # Both set up from gpu_pack/ what the machine lacks, where that folder is; else they take the active
-# environment and the images in $SOLO_EXT_DATA/cifar10/{train,test}. `--dry-run` says what is
-# missing, `--toy` runs everything at tiny sizes on a CPU. Repeat the command, or call it on another machine
+# environment and the images in $SOLO_EXT_DATA/cifar10/{train,test}. `--dry-run` says what would run and
+# when, `--toy` runs everything at tiny sizes on a CPU. Repeat the command, or call it on another machine
 # with the records that came back: a run that has a record is not run again.
 #
 #   MINUTES=9     after which it has ended, set-up included
