@@ -8,6 +8,7 @@ from benchmarks.rows import (
     augmentation,
     counts,
     e_step,
+    embed,
     import_cost,
     in_batch,
     loading,
@@ -46,6 +47,7 @@ ROWS: dict[str, Row] = {
     "memory": training.memory,
     "counts": counts.measure,
     "loading": loading.measure,
+    "embed": embed.measure,
     "scale": scale.measure,
     "import": import_cost.measure,
 }

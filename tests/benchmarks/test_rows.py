@@ -19,7 +19,7 @@ from benchmarks.trainers import TEACHERS, race_trainers
 TINY = Effort(rounds=1, warm=1, shrink=64, compiled=False)
 TRAINING = ("steps", "epochs", "memory", "scale")
 """A dozen runs each, or millions of names; below and in `test_scale.py` on fewer."""
-SLOW = ("import", "counts", "loading")
+SLOW = ("import", "counts", "embed", "loading")
 
 
 @pytest.mark.parametrize(

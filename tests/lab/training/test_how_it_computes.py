@@ -282,6 +282,38 @@ def test_the_first_gradients_of_an_accumulation_are_copied(
     assert all(taken)
 
 
+@pytest.mark.parametrize(
+    ("counted", "until", "said"),
+    [
+        ("cudagraph_skips", 1, "1 of the graphs are not captured"),
+        ("cudagraph_recorded_non_static_inputs", 99, "20 steps have recorded graphs anew"),
+        ("cudagraph_recorded_non_static_inputs", 9, None),
+    ],
+)
+def test_graphs_that_do_not_help_are_told_once(
+    counted: str,
+    until: int,
+    said: str | None,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By inductor's own counts, which a GPU would raise."""
+    config = config_of(make_config, "simclr", max_epochs=6)
+
+    def count(trainer: Any, *_: Any, **__: Any) -> None:
+        torch._dynamo.utils.counters["inductor"][counted] += trainer.global_step < until
+
+    networks = as_on_a_gpu(config)
+    caplog.clear()
+    train(
+        config, tmp_path / "run", callbacks=[LambdaCallback(on_train_batch_start=count), networks]
+    )
+    lines = [line for line in caplog.messages if line.startswith("performance.graphs")]
+    assert len(lines) == (said is not None)
+    assert said is None or said in lines[0]
+
+
 def test_what_watches_a_compiled_layer_does_not_compile_it_again(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
