@@ -74,8 +74,8 @@ def mixed_logsumexp(
     """Log-sum-exp over all rows of a table and over normalised mixtures of its hardest rows.
 
     A mixture's similarity follows from dot products: that of ``(alpha n_i + (1 - alpha) n_j) /
-    |.|`` is ``(alpha q.n_i + (1 - alpha) q.n_j) / |.|``, and ``|.|^2 = alpha^2 + (1 - alpha)^2 +
-    2 alpha (1 - alpha) n_i.n_j``; likewise with the query in place of n_i. Mixtures are constants,
+    |.|`` is ``(alpha q.n_i + (1 - alpha) q.n_j) / |.|``, and ``|.|^2 = 1 - 2 alpha
+    (1 - alpha) (1 - n_i.n_j)``; likewise with the query in place of n_i. Mixtures are constants,
     so the query's gradient is a weighted sum of the table's rows and of the mixtures; the tiled
     form computes it in the forward pass.
 
@@ -166,21 +166,22 @@ def _mix(
     count, pairs = alpha.shape
     columns = top.gather(1, pair_indices.flatten(1).long())
     first, second = logits.gather(1, columns).view(count, pairs, 2).unbind(2)
-    # n_i.n_j = |n_i + n_j|^2 / 2 - 1 for unit rows. embedding_bag and vector_norm read the rows
-    # once, without the copies that gathering and multiplying would make.
+    # For unit rows |alpha n_i + (1 - alpha) n_j|^2 = 1 - alpha (1 - alpha) |n_i - n_j|^2, and
+    # |n_i - n_j|^2 = 4 - |n_i + n_j|^2. embedding_bag and vector_norm read the rows once, without
+    # the copies that gathering and multiplying would make.
     both = F.embedding_bag(columns.view(-1, 2), table, mode="sum")
-    product = (torch.linalg.vector_norm(both, dim=1).square() / 2 - 1).view(count, pairs)
+    apart = (4 - torch.linalg.vector_norm(both, dim=1).square()).view(count, pairs)
     other = 1 - alpha
     # Opposite rows mixed half and half cancel out: their similarity is then 0.
     tiny = torch.finfo(logits.dtype).eps
-    length = (alpha**2 + other**2 + 2 * alpha * other * product).clamp(min=tiny).rsqrt()
+    length = (1 - alpha * other * apart).clamp_(min=tiny).rsqrt_()
     alpha, other = alpha * length, other * length
 
     single = top.gather(1, single_indices.long())
     near = logits.gather(1, single)
     rest = 1 - beta
     # The squared length is above 0 because beta < 1/2: the length is at least 1 - 2 beta.
-    length = (beta**2 + rest**2 + 2 * beta * rest * near).clamp(min=tiny).rsqrt()
+    length = torch.rsub(beta * rest * (1 - near), 1, alpha=2).clamp_(min=tiny).rsqrt_()
     beta, rest = beta * length, rest * length
     cosine = torch.cat((alpha * first + other * second, beta + rest * near), 1)
     shares = torch.cat((torch.stack((alpha, other), 2).flatten(1), rest), 1)

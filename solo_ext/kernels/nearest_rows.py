@@ -46,8 +46,8 @@ def nearest_rows(
 
     ``argmax_j q_i . t_j`` over the rows whose id differs from the query's; the first row among
     equally similar ones. The table is read once; except in the plain form, memory does not grow
-    with K. The rows are those that fp32 products find, also under autocast, unless ``exact`` is
-    false. There is no gradient.
+    with K. The rows are the nearest in fp32, also under autocast, unless ``exact`` is false. There
+    is no gradient.
 
     Args:
         query: (N, D); pass all views of a batch in one call, which reads the table once.

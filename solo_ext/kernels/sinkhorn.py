@@ -126,9 +126,10 @@ def _fill(logits: Logits, matrix: Tensor, like: Tensor, products: bool) -> Tenso
                 masses[columns] += block.sum(0, dtype=like.dtype)
         return masses
 
+    everything = slice(None), slice(None)
     tile = (count, tile_rows(like, count, 64)) if products else (tile_rows(like, width, 4), width)
     forms: dict[dispatch.Form, Callable[[Tensor], Tensor]] = {
-        "plain": partial(fill, tile=(max(count, 1), width)),
+        "plain": lambda matrix: torch.exp(logits(*everything), out=matrix).sum(0, dtype=like.dtype),
         "tiles": partial(fill, tile=tile),
     }
     details = like.dtype, products
@@ -146,9 +147,14 @@ def _sweep(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
             masses.addmv_(block.T, own)
         return rows, masses
 
-    count, width = matrix.shape
+    def plain(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        matrix = matrix.to(columns.dtype)
+        rows = (matrix @ columns).reciprocal_()
+        return rows, matrix.T @ rows
+
+    width = matrix.shape[1]
     forms: dict[dispatch.Form, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
-        "plain": partial(sweep, tile=max(count, 1)),
+        "plain": plain,
         "tiles": partial(sweep, tile=tile_rows(columns, width, 4)),
     }
     # The sum over ranks is not part of a form, because each rank may choose another form.

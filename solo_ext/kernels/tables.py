@@ -108,13 +108,15 @@ class _WithSlopes(torch.autograd.Function):
                     slope *= power * sweep.scale
         ctx.slopes = slopes
         ctx.mark_non_differentiable(largest)
+        # Else autograd would make zeros for the gradient of `largest`.
+        ctx.set_materialize_grads(False)
         return lse, largest
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         to_query = None
-        if ctx.slopes is not None:
+        if ctx.slopes is not None and grad is not None:
             weighted = grad.unsqueeze(2) * ctx.slopes
             to_query = weighted[0] if len(weighted) == 1 else weighted.sum(0)
         return to_query, None, None, None

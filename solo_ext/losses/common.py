@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision
 from solo_ext.core.registry import Registry
+from solo_ext.kernels.normalized import normalized
 
 LOSSES: Registry[Callable[..., Tensor]] = Registry("loss")
 
@@ -68,7 +68,7 @@ def unit_rows(**rows: Tensor) -> tuple[Tensor, ...]:
         (torch.Size([4, 8]), True)
     """
     check_rows(**rows)
-    return tuple(F.normalize(x, dim=1) for x in full_precision(*rows.values()))
+    return tuple(normalized(x) for x in full_precision(*rows.values()))
 
 
 def check_table(name: str, table: Tensor, like: Tensor) -> None:

@@ -23,6 +23,7 @@ from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels import dispatch
 from solo_ext.kernels.in_batch import batch_contrast, two_view_contrast, two_view_fits
 from solo_ext.kernels.mixed_logsumexp import MixDraws, mixed_logsumexp
+from solo_ext.kernels.normalized import normalized
 from solo_ext.kernels.tables import table_logsumexp
 from solo_ext.losses.common import LOSSES, check_positive, check_rows, check_table
 
@@ -444,7 +445,7 @@ def batch_of_views(views: Sequence[Tensor]) -> BatchOfViews:
     if len(views) < 2:
         raise ValueError(f"views={len(views)}: at least two are needed")
     check_rows(**{f"views[{v}]": view for v, view in enumerate(views)})
-    local = F.normalize(torch.stack(full_precision(*views)), dim=-1)
+    local = normalized(torch.stack(full_precision(*views)))
     number = len(views)
     # Gathering joins along the first dimension, which must therefore be N, not V.
     joined = distributed.gather_with_gradient(local.transpose(0, 1)).transpose(0, 1)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.kernels.normalized import normalized
 from solo_ext.kernels.tables import table_logsumexp
 from solo_ext.losses.common import LOSSES, check_positive, check_table, unit_rows
 
@@ -114,7 +115,7 @@ def info_nce_loss_func(
         with full_precision_products(query.device):
             return plain_info_nce(query, positive, negatives.to(query.dtype), temperature)
     pairs = query.unsqueeze(0), positive.unsqueeze(0)
-    return info_nce_terms(*pairs, [negatives], temperature, compute_dtype)[0]
+    return info_nce_terms(*pairs, [negatives], temperature, compute_dtype).squeeze(0)
 
 
 def info_nce_terms(
@@ -136,16 +137,18 @@ def info_nce_terms(
         torch.Size([2])
     """
     with full_precision_products(query.device):
+        # A single view needs neither a split nor a copy.
+        views = query.unbind() if len(query) > 1 else [query.squeeze(0)]
+        found = [
+            table_logsumexp(
+                q, n.to(q.dtype), 1 / temperature, unit=True, compute_dtype=compute_dtype
+            )[0]
+            for q, n in zip(views, negatives, strict=True)
+        ]
+        lse = torch.cat(found) if len(found) > 1 else found[0]
         # The cross-entropy is log(1 + exp(lse - s)).
-        lse = torch.cat(
-            [
-                table_logsumexp(
-                    q, n.to(q.dtype), 1 / temperature, unit=True, compute_dtype=compute_dtype
-                )[0]
-                for q, n in zip(query, negatives, strict=True)
-            ]
-        )
-        return F.softplus(lse - (query * positive).sum(-1) / temperature).mean(1)
+        own = (query * positive).sum(-1)
+        return F.softplus(torch.sub(lse, own, alpha=1 / temperature)).mean(1)
 
 
 @LOSSES.register(
@@ -205,7 +208,7 @@ def proto_nce_loss_func(
     tables = [prototypes], [concentration], positive_ids.unsqueeze(0)
     drawn = None if negative_ids is None else [negative_ids]
     (query,) = full_precision(query)
-    unit = F.normalize(query, dim=1).unsqueeze(0)
+    unit = normalized(query).unsqueeze(0)
     losses, _ = proto_nce_terms(unit, *tables, drawn, collisions, compute_dtype)
     return losses[0]
 

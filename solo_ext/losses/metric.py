@@ -12,6 +12,7 @@ from torch import Tensor
 from solo_ext.core import distributed
 from solo_ext.core.precision import full_precision, full_precision_products
 from solo_ext.kernels.dispatch import once_differentiable
+from solo_ext.kernels.normalized import normalized
 from solo_ext.losses.common import (
     LOSSES,
     check_not_negative,
@@ -303,11 +304,11 @@ def soft_nearest_neighbor_loss_func(
     (x,) = full_precision(x)
     with full_precision_products(x.device):
         if distance == "cosine":
-            x = F.normalize(x, dim=1)
+            x = normalized(x)
             logits = x @ distributed.gather_with_gradient(x).T / temperature
         else:
             distances = pairwise_distances(x, distributed.gather_with_gradient(x))
-            logits = -distances.square() / temperature
+            logits = distances.square() * (-1 / temperature)
         positive, negative = _class_pairs(targets)
         advantage = keep(logits, positive).logsumexp(1) - keep(logits, negative).logsumexp(1)
         counted = positive.any(1)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.kernels.normalized import normalized
 from solo_ext.kernels.prototype_contrast import prototype_contrast
 from solo_ext.kernels.sinkhorn import Assignment, assign, plain_sinkhorn
 from solo_ext.losses.common import LOSSES, check_positive, check_table
@@ -204,7 +205,7 @@ def protocpc_step(
             )
     with full_precision_products(student.device):
         student, prototypes = full_precision(student, prototypes)
-        student = F.normalize(student, dim=-1)
+        student = normalized(student)
         with torch.no_grad():
             teacher, held, prior = (x.to(student.dtype) for x in (teacher, held, prior))
             table = prototypes.detach().to(compute_dtype or student.dtype)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.kernels.normalized import normalized
 
 
 def projector(
@@ -78,7 +79,7 @@ class ClassWeights(nn.Module):
         """
         x, weight = full_precision(x, self.weight)
         with full_precision_products(x.device):
-            return F.normalize(x, dim=1) @ F.normalize(weight, dim=1).T
+            return normalized(x) @ normalized(weight).T
 
     @torch.no_grad()
     def rematch_(

@@ -33,6 +33,7 @@ from solo_ext.core import distributed
 from solo_ext.core.precision import factors_dtype, full_precision
 from solo_ext.host import BaseMethod, initialize_momentum_params
 from solo_ext.kernels.nearest_rows import nearest_rows
+from solo_ext.kernels.normalized import normalized
 from solo_ext.losses.contrastive import (
     ContrastiveTerms,
     NegativeEstimator,
@@ -300,7 +301,7 @@ class Contrastive(ProjectedMethod):
         self, queries: Sequence[Tensor], neighbours: list[Tensor]
     ) -> list[ContrastiveTerms]:
         """Neighbours of each large crop against predictions of every other crop (NNCLR, Eq. 3)."""
-        unit = F.normalize(full_precision(torch.stack(list(queries)))[0], dim=2).unbind()
+        unit = normalized(full_precision(torch.stack(list(queries)))[0]).unbind()
         # Gather once for all directions.
         all_queries = distributed.gather_each(unit, gradient=True)
         all_near = distributed.gather_each(neighbours) if self.kwargs.symmetric else neighbours
@@ -459,7 +460,7 @@ class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[mi
         Without ``symmetric``, the first crop is only a query. A queue holds the keys of images that
         are neighbours too: they are positives, and so no negatives.
         """
-        unit = F.normalize(full_precision(torch.stack(list(queries)))[0], dim=2).unbind()
+        unit = normalized(full_precision(torch.stack(list(queries)))[0]).unbind()
         terms = []
         for u, queue in enumerate(self.queues):
             if u == 0 and not self.kwargs.symmetric:

@@ -37,7 +37,8 @@ class SupportSetKwargs(Section):
         top_k: number of neighbours of each embedding; all are positives.
         exclude_own: whether to leave out the image's own earlier embedding, which is the nearest if
             the set holds much of the training set.
-        exact: whether the neighbours are those that fp32 products find; false is faster on a GPU.
+        exact: whether the search multiplies in fp32 and so finds the nearest rows; false multiplies
+            in bfloat16, which is faster on a GPU.
 
     Example:
         >>> SupportSetKwargs(top_k=5)

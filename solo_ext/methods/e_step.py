@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -245,8 +245,11 @@ class EStep:
             method.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
         return due
 
-    def update_bank(self, indices: Tensor, keys: Sequence[Tensor]) -> None:
-        """Writes the mean of each image's embeddings, unit rows (N, D) per view, to the bank."""
+    def update_bank(self, indices: Tensor, keys: Iterable[Tensor]) -> None:
+        """Writes the mean of each image's embeddings, unit rows (N, D) per view, to the bank.
+
+        Without a bank, the keys are not computed if they are a generator.
+        """
         if self.bank is not None:
             mean = F.normalize(torch.stack(list(keys)).mean(0), dim=1)
             self.bank.update_(distributed.gather(indices), distributed.gather(mean))

@@ -24,6 +24,7 @@ from torch import Tensor
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeFloat
 from solo_ext.host import BaseMethod
+from solo_ext.kernels.normalized import normalized
 from solo_ext.losses import uniformity_loss_func
 from solo_ext.memory.state import keep_out_of_broadcast
 from solo_ext.methods.e_step import (
@@ -209,8 +210,7 @@ class Metric(ProjectedMethod):
         out = super().training_step(batch, batch_idx)
         self.criterion.step = self.global_step
         loss, metrics = self.compare(out["z"], indices, targets)
-        keys = [F.normalize(z.detach().float(), dim=1) for z in out["z"][: self.num_large_crops]]
-        self._step_keys = indices, keys
+        self._step_keys = indices, [z.detach() for z in out["z"][: self.num_large_crops]]
         self.log_step(loss, metrics, out["z"])
         return loss + out["loss"]  # type: ignore[no-any-return]
 
@@ -233,10 +233,11 @@ class Metric(ProjectedMethod):
         if kwargs.classes == "cluster" and self.prototypes.epoch >= 0:
             classes = self.prototypes.assignments_of(indices)[0]
         views = [z.float() if z.dtype != torch.float64 else z for z in views]
-        unit = [F.normalize(z, dim=1) for z in views]
         raw = kwargs.loss in OF_LENGTH if kwargs.normalize is None else not kwargs.normalize
+        uniform = bool(kwargs.uniformity_weight)
+        unit = normalized(torch.stack(views)).unbind() if uniform or not raw else ()
         loss, metrics = self.criterion(views if raw else unit, classes)
-        if kwargs.uniformity_weight:
+        if uniform:
             uniformity = torch.stack([uniformity_loss_func(z) for z in unit]).mean()
             loss = loss + kwargs.uniformity_weight * uniformity
         return loss, metrics
@@ -244,7 +245,8 @@ class Metric(ProjectedMethod):
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Any], batch_idx: int) -> None:
         """Writes the step's embeddings into the bank."""
         super().on_train_batch_end(outputs, batch, batch_idx)
-        self.e_step.update_bank(*self._step_keys)
+        indices, keys = self._step_keys
+        self.e_step.update_bank(indices, (F.normalize(z.float(), dim=1) for z in keys))
 
 
 def _check_classes(cfg: DictConfig, kind: type[Criterion]) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from solo_ext.core import distributed
 from solo_ext.core.errors import ConfigError, suggest_name, unknown_name
 from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.kernels.normalized import normalized
 from solo_ext.losses import LOSSES
 from solo_ext.losses.common import check_not_negative, check_positive
 from solo_ext.losses.contrastive import own_columns
@@ -406,7 +407,7 @@ class NoiseCriterion(Criterion):
         for a, b in self._pairs(views):
             a, b = full_precision(a, b)
             with full_precision_products(a.device):
-                a, b = F.normalize(a, dim=1), F.normalize(b, dim=1)
+                a, b = normalized(a), normalized(b)
                 joined = distributed.gather_with_gradient(b)
                 total = joined.shape[0]
                 logits = a @ joined.T / self.temperature - math.log(max(total - 1, 1))

@@ -34,6 +34,7 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.core.precision import ComputeDtype, factors_dtype, full_precision
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from solo_ext.host import initialize_momentum_params
+from solo_ext.kernels.normalized import normalized
 from solo_ext.losses.info_nce import Collisions, info_nce_terms, proto_nce_terms
 from solo_ext.memory.features import FeatureQueue
 from solo_ext.memory.heads import projector
@@ -261,7 +262,7 @@ class PCL(ProjectedMomentumMethod):
         queues = [past.value for past in self.queues][::-1]
         # Stack the views: gradients are then summed in a fixed order.
         (views,) = full_precision(torch.stack(list(queries)))
-        unit, positives = F.normalize(views, dim=-1), torch.stack(list(keys))
+        unit, positives = normalized(views), torch.stack(list(keys))
         info = info_nce_terms(unit, positives, queues, self.kwargs.temperature, dtype).mean()
         metrics = {"train_info_nce_loss": info}
         state = self.prototypes

@@ -31,6 +31,7 @@ from solo_ext.core.types import (
     PositiveInt,
     ProbabilityBelowOne,
 )
+from solo_ext.kernels.normalized import normalized
 from solo_ext.losses.contrastive import NegativeEstimator, contrastive, own_columns
 from solo_ext.losses.seed import seed_terms
 from solo_ext.memory.features import FeatureQueue
@@ -198,7 +199,7 @@ class SEED(Distillation):
         Returns:
             Scalar, and what to log.
         """
-        students = [F.normalize(z, dim=1) for z in full_precision(*students)]
+        students = [normalized(z) for z in full_precision(*students)]
         targets = [F.normalize(t, dim=1) for t in full_precision(*targets)]
         large = self.num_large_crops
         queues = [queue.value for queue in self.queues]

@@ -92,20 +92,6 @@ def test_a_diverged_query_is_seen(tiled: Tiled) -> None:
     assert similarity.isnan().any(1).tolist() == [i == 2 for i in range(N)]
 
 
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("with_ids", [True, False])
-def test_runs_without_looking_at_values(tiled: Tiled, k: int, with_ids: bool) -> None:
-    """Tensors without values stand in for a device: a look at one would synchronise with it."""
-    tiled(4)
-    query, table = (torch.empty(n, D, device="meta") for n in (N, K))
-    ids = {
-        "query_ids": torch.empty(N, dtype=torch.long, device="meta"),
-        "table_ids": torch.empty(K, dtype=torch.long, device="meta"),
-    }
-    found = nearest_rows(query, table, k, **(ids if with_ids else {}))
-    assert found.index.shape == found.similarity.shape == (N, k)
-
-
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_autocast_computes_in_single_precision(half: torch.dtype) -> None:
     query, table = inputs(torch.float32)
