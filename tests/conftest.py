@@ -34,6 +34,7 @@ from PIL import Image
 from solo_ext import host
 from solo_ext.config import compose
 from solo_ext.core.files import config_root
+from solo_ext.lab.training import prepare as preparing
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -105,6 +106,27 @@ def _composed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_composed", once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tried_once() -> Iterator[None]:
+    """A backbone that takes its arguments and crops is tried once in a process: it takes 0.07 s."""
+    found: dict[str, Any] = {}
+    tried = preparing._check_backbone
+
+    def once(loaded: host.Host, run: Any) -> Any:
+        sizes = [crop.crop_size for crop in run.augmentations]
+        key = repr((run.method, run.data.dataset, run.backbone, sizes))
+        if key not in found:
+            layers = tried(loaded, run)
+            found[key] = layers, run.backbone.kwargs
+        layers, kwargs = found[key]
+        run.backbone.kwargs = copy.deepcopy(kwargs)
+        return layers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparing, "_check_backbone", once)
         yield
 
 

@@ -353,6 +353,31 @@ def _keys(kind: type[BaseModel], path: Sequence[int | str]) -> set[str]:
     return {key for kind in kinds for key in kind.model_fields}
 
 
+def setting_called(name: str) -> str | None:
+    """The key that somebody may mean who gives a setting as an option; none if no name is alike.
+
+    >>> setting_called("--epochs"), setting_called("--batch-size"), setting_called("--backbone")
+    ('max_epochs', 'optimizer.batch_size', 'backbone.name')
+    >>> setting_called("--help") is None
+    True
+    """
+    wanted = name.lstrip("-").replace("-", "_").lower()
+    level: list[tuple[str, type[BaseModel]]] = [("", RunConfig)]
+    while level:
+        keys = [
+            (f"{at}{key}", key, f) for at, kind in level for key, f in kind.model_fields.items()
+        ]
+        for fits in (wanted.__eq__, lambda key: key.endswith(f"_{wanted}")):
+            for path, key, field in keys:
+                inner = {k for s in _sections(field.annotation) for k in s.model_fields}
+                # Of a section, what chooses it.
+                chosen = sorted(inner & {"name", "enabled"})
+                if fits(key) and (chosen or not inner):
+                    return ".".join([path, *chosen])
+        level = [(f"{path}.", s) for path, _, f in keys for s in _sections(f.annotation)]
+    return None
+
+
 def _sections(annotation: Any) -> list[type[BaseModel]]:
     """The section classes in a type such as ``list[Augmentation] | None``."""
     if arguments := get_args(annotation):

@@ -15,7 +15,13 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from solo_ext.core.errors import LONGEST_VALUE, UserError, disk_trouble, first_line
+from solo_ext.core.errors import (
+    LONGEST_VALUE,
+    StoppedBySignal,
+    UserError,
+    disk_trouble,
+    first_line,
+)
 
 
 def in_one_line(command: Callable[[], int], again: str) -> int:
@@ -41,6 +47,8 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
     before = {n: signal.getsignal(n) for n in _ends_a_command()}
     ends: dict[int, Callable[[int, FrameType | None], None]] = {}
     watch = None
+    _interrupted.clear()
+    _over.clear()
     try:
         for number in before:
             end = _interrupt if number == signal.SIGINT else _end
@@ -48,8 +56,18 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
             signal.signal(number, ends[number])
         if before:
             watch = _Watch(again, ends)
-        code = command()
+        try:
+            code = command()
+        except StoppedBySignal:
+            raise
+        except Exception as error:
+            # What a library does on the way out can fail and hide the interrupt, as in omegaconf.
+            if _interrupted.is_set():
+                raise KeyboardInterrupt from error
+            raise
         sys.stdout.flush()
+        # A signal that comes after the work is done changes nothing.
+        _over.set()
         return code
     except KeyboardInterrupt:
         line, code = f"interrupted; {again}", 128 + signal.SIGINT
@@ -70,6 +88,7 @@ def in_one_line(command: Callable[[], int], again: str) -> int:
         trouble = disk_trouble(error, again)
         line, code = (_unforeseen(error, again), 1) if trouble is None else (str(trouble), 2)
     finally:
+        _over.set()
         if watch is not None:
             watch.close()
         for number, handler in before.items():
@@ -148,48 +167,93 @@ class _Watch:
     Python runs handlers between two of its instructions, so that a main thread which waits in a
     library's C code, as for the processes of other nodes, would answer no signal. Python's part in
     C writes the signal's number to a pipe at once, which a thread reads here. Where a run has
-    replaced the handlers by its own, it decides itself when to end.
+    replaced the handlers by its own, it decides itself when to end, and the thread ends it only if
+    a signal stayed unanswered, a line said so, and the same signal came again.
     """
 
-    active = False
+    current: _Watch | None = None
 
     def __init__(self, again: str, ends: dict[int, Callable[..., None]]) -> None:
-        _Watch.active = True
+        _Watch.current = self
         self._again, self._ends = again, ends
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        _interrupted.clear()
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Ends the thread."""
-        _Watch.active = False
+        _Watch.current = None
         signal.set_wakeup_fd(self._before)
         # Closing the pipe would not do: workers that this process has forked hold it open too.
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._write, b"\0")
+        self.note(0)
         self._thread.join()
         os.close(self._write)
         os.close(self._read)
 
+    def note(self, number: int) -> None:
+        """Tells the thread that a handler ran; 0 ends the thread."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, bytes([number and number | _ANSWERED]))
+
     def _wait(self) -> None:
-        main = threading.main_thread().ident
-        while number := next(iter(os.read(self._read, 1)), 0):
-            handler = signal.getsignal(number)
-            # Before the first step Lightning puts several handlers into one.
-            several = getattr(handler, "signal_handlers", [handler])
-            ours = number in self._ends and self._ends[number] in several
-            # `_end` answers by ending the process.
-            if ours and not _interrupted.wait(_SECONDS_TO_ANSWER):
-                frame = sys._current_frames().get(main or 0)
-                _end(self._again, os.getpid(), number, frame)
+        unanswered = told = 0
+        while True:
+            seconds = _SECONDS_UNTIL_TOLD if unanswered else None
+            if not select.select([self._read], [], [], seconds)[0]:
+                unanswered, told = 0, unanswered
+                self._tell(told)
+            elif not (number := next(iter(os.read(self._read, 1)), 0)):
+                return
+            elif number & _ANSWERED:
+                unanswered = told = 0
+            elif self._is_ours(number):
+                # `_end` answers by ending the process.
+                if not _interrupted.wait(_SECONDS_TO_ANSWER):
+                    _end(self._again, os.getpid(), number, _frame_of_main())
+            elif number == told:
+                _end(_GO_ON, os.getpid(), number, _frame_of_main())
+            else:
+                unanswered = number
+
+    def _is_ours(self, number: int) -> bool:
+        handler = signal.getsignal(number)
+        # Before the first step Lightning puts several handlers into one.
+        several = getattr(handler, "signal_handlers", [handler])
+        return number in self._ends and self._ends[number] in several
+
+    def _tell(self, number: int) -> None:
+        waited = _waited_for(_frame_of_main()) or "an operation to end"
+        line = f"it stops after that. Send {signal.Signals(number).name} again to end it at once;"
+        os.write(2, f"solo-ext: the run waits for {waited}; {line} {_GO_ON}\n".encode())
+
+
+def note_answer(number: int) -> None:
+    """To be called by a handler that a run has put in the place of ours.
+
+    Args:
+        number: the signal that it handles.
+
+    >>> note_answer(signal.SIGTERM)
+    """
+    if _Watch.current is not None:
+        _Watch.current.note(number)
+
+
+def _frame_of_main() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 _interrupted = threading.Event()
 """Set once Ctrl-C has been answered, which may take a while to clean up."""
+_over = threading.Event()
+"""Set once it is known how the command ends."""
 _SECONDS_TO_ANSWER = 0.5
+_SECONDS_UNTIL_TOLD = 1.0
+_ANSWERED = 128
+"""Added to a signal's number in the pipe once its handler has run."""
+_GO_ON = "--resume continues from the last checkpoint"
 
 
 _set_aside: list[int] = []
@@ -198,7 +262,7 @@ _set_aside: list[int] = []
 def _before_fork() -> None:
     # The new process would tell this one of the signals that it receives itself. Only the main
     # thread may ask for that; what other threads fork is replaced by another program at once.
-    if _Watch.active and threading.current_thread() is threading.main_thread():
+    if _Watch.current and threading.current_thread() is threading.main_thread():
         _set_aside.append(signal.set_wakeup_fd(-1))
 
 
@@ -207,12 +271,17 @@ def _after_fork() -> None:
         signal.set_wakeup_fd(_set_aside.pop(), warn_on_full_buffer=False)
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork, after_in_child=_set_aside.clear
-)
+def _in_child() -> None:
+    _set_aside.clear()
+    _Watch.current = None
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
 def _interrupt(again: str, pid: int, number: int, frame: FrameType | None) -> None:
+    if _over.is_set():
+        return
     _interrupted.set()
     inner = frame
     while frame is not None:
@@ -225,6 +294,8 @@ def _interrupt(again: str, pid: int, number: int, frame: FrameType | None) -> No
 def _end(again: str, pid: int, number: int, frame: FrameType | None) -> None:
     # Exit at once: a library that is being imported can swallow an exception and fail later with an
     # error of its own, as numpy does, or abort in its C++ code.
+    if _over.is_set() and os.getpid() == pid:
+        return
     if os.getpid() == pid:
         name = signal.Signals(number).name
         what = "interrupted" if number == signal.SIGINT else f"stopped by {name}"
@@ -268,6 +339,8 @@ def _end_children(number: int) -> None:
                 for child in file.read().split():
                     with contextlib.suppress(OSError):
                         os.kill(int(child), number)
+                        # A suspended one receives it when it goes on.
+                        os.kill(int(child), signal.SIGCONT)
 
 
 def _unforeseen(error: Exception, again: str) -> str:

@@ -15,6 +15,7 @@ from typing import NoReturn
 import pytest
 
 from solo_ext.core.errors import UserError
+from solo_ext.lab import ending
 from solo_ext.lab.ending import in_one_line
 
 pytestmark = pytest.mark.fault
@@ -112,6 +113,19 @@ def test_interrupted_while_libraries_are_imported(during: str, tmp_path: Path) -
     words = [sys.executable, "-m", "interrupted"]
     done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "solo-ext: interrupted; again\n")
+
+
+def test_interrupted_where_the_way_out_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """As omegaconf's does, which then raises an error of its own."""
+
+    def command() -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise RecursionError
+
+    assert in_one_line(command, "start it again") == 130
+    assert capsys.readouterr().err == "solo-ext: interrupted; start it again\n"
 
 
 @pytest.mark.parametrize("words", [["losses"], ["losses", "--json"]], ids=str)
@@ -247,6 +261,21 @@ def test_a_signal_of_a_forked_process_is_not_its_parent_s() -> None:
         return 7
 
     assert in_one_line(command, "start it again") == 7
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_after_the_work_is_done(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    close = ending._Watch.close
+
+    def closed_late(watch: ending._Watch) -> None:
+        signal.raise_signal(getattr(signal, name))
+        close(watch)
+
+    monkeypatch.setattr(ending._Watch, "close", closed_late)
+    assert in_one_line(lambda: 7, "start it again") == 7
+    assert capsys.readouterr().err == ""
 
 
 def test_a_process_that_outlives_its_command() -> None:

@@ -45,7 +45,13 @@ class _Parser(argparse.ArgumentParser):
                     "several; solo-learn's own script has it: `python -m solo_ext main_pretrain.py`"
                 )
             if _OPTION.match(word) and name not in known:
-                self.error(f"unknown option {name!r}; {suggest_name(name, known)}")
+                remedy = suggest_name(name, known)
+                if self.prog.endswith(" pretrain"):
+                    from solo_ext.config.check import setting_called
+
+                    if key := setting_called(name):
+                        remedy = f"settings have no dashes: {key}=..."
+                self.error(f"unknown option {name!r}; {remedy}")
         found, rest = super().parse_known_args(words, namespace)
         if "overrides" in found and self._subparsers is None:
             # argparse fills a list of positionals only once, before the first option.

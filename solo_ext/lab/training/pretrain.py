@@ -160,11 +160,12 @@ def pretrain(
 
     quiet()
     pl.seed_everything(run.seed, workers=True, verbose=False)
+    networks = CompiledNetworks(run)
     defaults = default_patches(
         run.method,
         warmup_epochs=run.scheduler.warmup_epochs,
         max_steps=(run.model_extra or {}).get("max_steps"),
-        graphs=run.performance.graphs and not run.on_cpu,
+        graphs=networks.graphs,
     )
     patched = select_for_run(run.patches, defaults)
     model = _method(prepared)
@@ -175,7 +176,6 @@ def pretrain(
         own_identity["weights"]["digest"] = start.digest if start.file else None
     if not run.performance.disable_channel_last:
         model.to(memory_format=torch.channels_last)
-    networks = CompiledNetworks(run)
     networks.compile(model)
     name = file_name(run.name)
     stem = run_dir.name if run_dir.name.startswith(f"{name}-") else f"{name}-{run_dir.name}"

@@ -16,6 +16,7 @@ import torch
 
 from solo_ext.core import distributed
 from solo_ext.data.workers import JOB_SIGNALS
+from solo_ext.lab.ending import note_answer
 
 logger = logging.getLogger(__name__)
 _STANDARD_ERROR = 2
@@ -59,6 +60,7 @@ class StopSignals:
         self.leave()
 
     def _note(self, number: int, frame: Any) -> None:
+        note_answer(number)
         # Ignore a second signal: launchers forward signals that their processes already received,
         # and a second Ctrl-C must not interrupt the writing of a checkpoint.
         if self.received is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import io
 import json
 import logging
@@ -17,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
+from solo_ext.lab.cli import listing
 from solo_ext.lab.cli.main import main
 
 TINY = (
@@ -103,6 +106,16 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOLO_EXT_DATA", str(root))
         yield root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parsed_once() -> Iterator[None]:
+    """The package's files, which stay, are searched for names once in a process: it takes 0.1 s."""
+    read = listing._registered
+    once = functools.cache(lambda file, register: list(read(file, register)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "_registered", lambda *given: copy.deepcopy(once(*given)))
+        yield
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -30,6 +32,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 pytestmark = [pytest.mark.fault, posix]
 STEPS = 2
 """Steps per epoch."""
+GO_ON = "--resume continues from the last checkpoint"
 
 
 class SignalAt(Callback):
@@ -232,4 +235,53 @@ def test_ctrl_c_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> 
     assert started.returncode == 130, shown
     last = shown.splitlines()[-1]
     assert last == "solo-ext: stopped by SIGINT; nothing is saved yet: start it again"
+    assert "Traceback" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
+def test_another_process_hangs(
+    number: signal.Signals, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The run says that it waits, ends by a second signal, and takes the other one along."""
+    config = make_config("simclr", max_epochs=1000, devices=2, strategy="ddp", log_every_n_steps=1)
+    config["optimizer"]["batch_size"] = 8
+    words = command_of(config, tmp_path, "run")
+    # What a fork starts has another parent.
+    with subprocess.Popen(
+        [sys.executable, *forks.SOLO_EXT, *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as started:
+        try:
+            while not list((tmp_path / "run").glob("*.ckpt")):
+                assert started.poll() is None
+                time.sleep(0.1)
+            (other,) = psutil.Process(started.pid).children()
+            other.suspend()
+            time.sleep(2)
+            started.send_signal(number)
+            time.sleep(3)
+            assert started.poll() is None
+            started.send_signal(number)
+            _, shown = started.communicate(timeout=10)
+            other.wait(timeout=10)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+    assert started.returncode == 128 + number, shown
+    told, last, gone = [line for line in shown.splitlines() if line.startswith("solo-ext: ")]
+    waits, _, how = told.partition("; ")
+    # It waits between two steps, or within a backward pass.
+    assert waits.removeprefix("solo-ext: the run waits for ") in (
+        "the other processes",
+        "an operation to end",
+    )
+    assert how == f"it stops after that. Send {number.name} again to end it at once; {GO_ON}"
+    what = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
+    assert last.startswith(f"solo-ext: {what}")
+    assert last.endswith(f"; {GO_ON}")
+    assert "another process of this run is gone" in gone, "told by the other one"
     assert "Traceback" not in shown
