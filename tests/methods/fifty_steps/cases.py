@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.methods.fifty_steps import loops
-from tests.methods.fifty_steps.networks import backbone, head
+from tests.methods.fifty_steps.networks import head
 
 SIZES = {"proj_hidden_dim": 16, "proj_output_dim": 8}
 DEBIASED = {"temperature": 0.5, "tau_plus": 0.1, "beta": 0.0}
@@ -15,7 +15,7 @@ QUEUE = {"queue_size": 20}
 """No multiple of the batch, so that a batch is written around its end."""
 MIXING = {"num_hard": 6, "num_pair_mixes": 5, "num_query_mixes": 3, "warmup_epochs": 0}
 PCL = {"temperature": 0.2, "proto_weight": 1.0, "alpha": 10.0, "warmup_epochs": 1}
-SEED = {"student_temperature": 0.2, "teacher_temperature": 0.05}
+SEED = {"student_temperature": 0.2, "teacher_temperature": 0.05, "small_weight": 0.7}
 PROTOTYPES = {
     "student_temperature": 0.1,
     "teacher_temperature": 0.04,
@@ -25,8 +25,8 @@ SINKHORN = {**PROTOTYPES, "iterations": 3}
 CLUSTERS: dict[str, Any] = {
     **QUEUE,
     "warmup_epochs": 1,
-    # One start finds a local optimum now and then, and the loop the best one.
-    "kmeans": {"restarts": 20},
+    # Twenty starts find a local optimum now and then, and the loop the best one.
+    "kmeans": {"restarts": 100},
 }
 
 
@@ -40,9 +40,11 @@ class Case:
         loop: that computes the same.
         constants: of the loop; those that ``kwargs`` leave open are the page's defaults.
         projector: its layers.
-        backbone: likewise.
+        norm: whether networks have batch norm where they are made with it.
         views: large crops of each image.
+        small: small ones.
         without_effect: constants that the settings leave nothing to do.
+        known_clusters: whether the loop has the package's clusters, not the best ones.
     """
 
     method: str
@@ -50,9 +52,11 @@ class Case:
     loop: type[loops.Loop]
     constants: dict[str, float]
     projector: list[str] = field(default_factory=lambda: head(2, norm=True))
-    backbone: list[str] = field(default_factory=lambda: backbone(norm=True))
+    norm: bool = True
     views: int = 2
+    small: int = 0
     without_effect: tuple[str, ...] = ()
+    known_clusters: bool = False
 
 
 CASES: dict[str, Case] = {
@@ -94,6 +98,8 @@ CASES: dict[str, Case] = {
         head(2, norm=False),
         # No cluster has more than two images: all have the same logarithm.
         without_effect=("alpha",),
+        # Drawn by their numbers.
+        known_clusters=True,
     ),
     "soft nearest neighbour": Case(
         "metric",
@@ -126,11 +132,12 @@ CASES: dict[str, Case] = {
     ),
     "seed": Case(
         "seed",
-        {**QUEUE, "teacher_temperature": 0.05},
+        {**QUEUE, "teacher_temperature": 0.05, "small_weight": 0.7},
         loops.SEED,
         SEED,
         head(2, norm=False),
         views=1,
+        without_effect=("small_weight",),
     ),
     "protoseed": Case(
         "protoseed",
@@ -155,15 +162,45 @@ CASES: dict[str, Case] = {
     ),
 }
 
-PROCESSES: dict[str, Case] = {
-    "debiased": Case(
+CASES |= {
+    f"{name}, small crops": replace(CASES[name], views=2, small=2, without_effect=())
+    for name in (
         "debiased",
-        {**SIZES, "proj_batch_norm": False},
-        loops.Batch,
-        DEBIASED,
-        head(2, norm=False),
-        backbone(norm=False),
+        "hard_negative",
+        "mochi",
+        "nnclr_symmetric",
+        "soft nearest neighbour",
+        "triplets",
+        "arcface",
+        "alignment and uniformity",
+        "seed",
+        "protoseed",
+        "protocpc",
+    )
+}
+CASES |= {
+    "seed, large crops as targets": replace(
+        CASES["seed, small crops"],
+        kwargs={**CASES["seed"].kwargs, "small_crop_target": "large"},
+        loop=loops.SEEDOfLarge,
     ),
-    "mochi": replace(CASES["mochi"], backbone=backbone(norm=False)),
+    "protoseed, one large crop": replace(CASES["protoseed, small crops"], views=1),
+}
+
+PROCESSES: dict[str, Case] = {
+    # From the last means, k-means does not find the best clusters without batch norm.
+    name: replace(CASES[name], norm=False, known_clusters=True)
+    for name in (
+        "debiased, small crops",
+        "hard_negative",
+        "mochi",
+        "nnclr_symmetric",
+        "pcl",
+        "triplets",
+        "alignment and uniformity",
+        "seed, small crops",
+        "protoseed",
+        "protocpc",
+    )
 }
 """Those of two processes: batch norm would see the images of its own process."""

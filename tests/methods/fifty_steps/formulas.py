@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 Rows = Sequence[Tensor]
+Pairs = Sequence[tuple[int, int]]
+"""Numbers of views: of the anchor, and of what it is compared with."""
 
 
 def unit(x: Tensor) -> Tensor:
@@ -29,6 +31,11 @@ def units(x: Tensor) -> list[Tensor]:
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """Of two vectors."""
     return (a * b).sum()
+
+
+def dots(x: Tensor, rows: Rows) -> Tensor:
+    """Of a vector with each row."""
+    return torch.stack(list(rows)) @ x
 
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -55,25 +62,29 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 # docs/methods/debiased.md, hard_negative.md, mochi.md.
 
 
-def negative_mass(s_p: Tensor, s_k: Tensor, temperature: float, tau: float, beta: float) -> Tensor:
-    """``N g`` of Eq. 4 of hard negatives, which with beta 0 is Eq. 7 and 8 of debiased."""
-    r = torch.exp((1 + beta) * s_k).sum() / torch.exp(beta * s_k).sum()
-    g = (r - tau * torch.exp(s_p)) / (1 - tau)
-    return len(s_k) * torch.clamp(g, min=math.exp(-1 / temperature))
+def weighted_mean(s: Tensor, beta: float) -> Tensor:
+    """Of e^s, by weights of e^(beta s)."""
+    return torch.exp((1 + beta) * s).sum() / torch.exp(beta * s).sum()
+
+
+def against(s_p: Tensor, s_k: Tensor, temperature: float, tau: float, beta: float) -> Tensor:
+    """Losses of an anchor with each positive: Eq. 4 of hard negatives; beta 0: 7, 8 of debiased."""
+    g = (weighted_mean(s_k, beta) - tau * weighted_mean(s_p, beta)) / (1 - tau)
+    mass = len(s_k) * torch.clamp(g, min=math.exp(-1 / temperature))
+    return -torch.log(torch.exp(s_p) / (torch.exp(s_p) + mass))
 
 
 def against_the_batch(
     views: Sequence[Tensor], temperature: float, tau: float, beta: float
 ) -> Tensor:
     """Every crop with the other crops of its image; negatives: all crops of the other images."""
-    rows, losses = [units(view) for view in views], []
+    rows, losses = [units(view) for view in views], list[Tensor]()
     for image in range(len(rows[0])):
-        for own, other in itertools.permutations(range(len(rows)), 2):
-            anchor = rows[own][image]
-            s_p = dot(anchor, rows[other][image]) / temperature
-            s_k = [dot(anchor, n) for view in rows for j, n in enumerate(view) if j != image]
-            mass = negative_mass(s_p, torch.stack(s_k) / temperature, temperature, tau, beta)
-            losses.append(-torch.log(torch.exp(s_p) / (torch.exp(s_p) + mass)))
+        negatives = [n for view in rows for j, n in enumerate(view) if j != image]
+        for own, view in enumerate(rows):
+            s_p = dots(view[image], [x[image] for other, x in enumerate(rows) if other != own])
+            s_k = dots(view[image], negatives)
+            losses += against(s_p / temperature, s_k / temperature, temperature, tau, beta)
     return mean(losses)
 
 
@@ -92,16 +103,14 @@ def against_a_queue(
     queries: Tensor, keys: Rows, queue: Tensor, constants: dict[str, float], draws: Any = None
 ) -> Tensor:
     """Each query with its key; negatives: the queue, and mixtures of it where there are draws."""
-    temperature, losses = constants["temperature"], []
+    temperature, losses = constants["temperature"], list[Tensor]()
     tau, beta = constants.get("tau_plus", 0.0), constants.get("beta", 0.0)
     for i, (query, key) in enumerate(zip(units(queries), keys, strict=True)):
         negatives = list(queue)
         if draws is not None:
             negatives += mixtures(query, queue, draws, i)
-        s_p = dot(query, key) / temperature
-        s_k = torch.stack([dot(query, n) for n in negatives]) / temperature
-        mass = negative_mass(s_p, s_k, temperature, tau, beta)
-        losses.append(-torch.log(torch.exp(s_p) / (torch.exp(s_p) + mass)))
+        s_p, s_k = (dots(query, rows) / temperature for rows in ([key], negatives))
+        losses += against(s_p, s_k, temperature, tau, beta)
     return mean(losses)
 
 
@@ -110,16 +119,15 @@ def against_a_queue(
 
 def nearest(z: Tensor, support: Tensor) -> Tensor:
     """The row of the support set that is most similar."""
-    best = max(range(len(support)), key=lambda row: float(dot(unit(z), support[row])))
-    return support[best]
+    return support[dots(unit(z), list(support)).argmax()]
 
 
 def rows_and_columns(neighbours: Rows, predictions: Tensor, temperature: float) -> Tensor:
     """Half the sum of the loss over rows and of that over columns."""
     q, n = units(predictions), len(neighbours)
-    e = [[torch.exp(dot(neighbours[i], q[k]) / temperature) for k in range(n)] for i in range(n)]
-    rows = [-torch.log(e[i][i] / sum(e[i])) for i in range(n)]
-    columns = [-torch.log(e[i][i] / sum(e[k][i] for k in range(n))) for i in range(n)]
+    e = torch.stack([torch.exp(dots(row, q) / temperature) for row in neighbours])
+    rows = [-torch.log(e[i, i] / e[i].sum()) for i in range(n)]
+    columns = [-torch.log(e[i, i] / e[:, i].sum()) for i in range(n)]
     return (mean(rows) + mean(columns)) / 2
 
 
@@ -135,9 +143,9 @@ def proto_nce(
     """
     losses = []
     for i, query in enumerate(units(queries)):
-        s = [torch.exp(dot(query, c) / f) for c, f in zip(prototypes, phi, strict=True)]
-        columns = range(len(s)) if others is None else [*own, *others]
-        losses.append(-torch.log(s[own[i]] / sum(s[j] for j in columns)))
+        s = torch.exp(dots(query, prototypes) / torch.tensor(phi, dtype=query.dtype))
+        columns = list(range(len(s))) if others is None else [*own, *others]
+        losses.append(-torch.log(s[own[i]] / s[columns].sum()))
     return mean(losses)
 
 
@@ -172,20 +180,25 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 def kmeans(features: Rows, count: int) -> list[int]:
     """The clustering of the lowest objective that Lloyd's iterations find from any start."""
-    x, best, lowest = torch.stack(list(features)), list[int](), math.inf
-    for start in itertools.combinations(range(len(x)), count):
-        middles, own = x[list(start)], list[int]()
+    best, lowest = list[int](), math.inf
+    for start in itertools.combinations(features, count):
+        means, own = list(start), list[int]()
         while True:
-            apart = ((x.unsqueeze(1) - middles) ** 2).sum(2)
-            now = apart.argmin(1).tolist()
+            now = nearest_of(features, means)
             if now == own or len(set(now)) < count:
                 break
-            own = now
-            middles = torch.stack(means_of(features, own, count))
-        objective = float(apart.amin(1).sum())
+            own, means = now, means_of(features, now, count)
+        pairs = zip(features, now, strict=True)
+        objective = sum(float(squared_distance(x, means[c])) for x, c in pairs)
         if objective < lowest and len(set(now)) == count:
             best, lowest = now, objective
     return best
+
+
+def nearest_of(features: Rows, means: Rows) -> list[int]:
+    """The mean that is nearest to each feature, by number."""
+    x, middles = torch.stack(list(features)), torch.stack(list(means))
+    return ((x.unsqueeze(1) - middles) ** 2).sum(2).argmin(1).tolist()
 
 
 def means_of(features: Rows, own: Sequence[int], count: int) -> list[Tensor]:
@@ -202,8 +215,7 @@ def seed(students: Tensor, teachers: Rows, queue: Tensor, tau_s: float, tau_t: f
     losses = []
     for z_s, z_t in zip(units(students), teachers, strict=True):
         table = [z_t, *queue]
-        p_s = softmax(torch.stack([dot(z_s, d) for d in table]) / tau_s)
-        p_t = softmax(torch.stack([dot(z_t, d) for d in table]) / tau_t)
+        p_s, p_t = softmax(dots(z_s, table) / tau_s), softmax(dots(z_t, table) / tau_t)
         losses.append(-(p_t * torch.log(p_s)).sum())
     return mean(losses)
 
@@ -229,7 +241,7 @@ def protocpc(
     """Eq. 4: alignment and uniformity."""
     losses = []
     for z, p in zip(units(students), assigned, strict=True):
-        s = torch.stack([dot(z, w) for w in prototypes]) / tau
+        s = prototypes @ z / tau
         losses.append(-(p * s).sum() + torch.log((prior * torch.exp(s)).sum()))
     return mean(losses)
 
@@ -242,24 +254,22 @@ def soft_nearest_neighbor(views: Sequence[Tensor], temperature: float) -> Tensor
     rows = [(image, row) for view in views for image, row in enumerate(units(view))]
     losses = []
     for i, (own, x) in enumerate(rows):
-        others = [
-            (image, torch.exp(-squared_distance(x, y) / temperature))
-            for j, (image, y) in enumerate(rows)
-            if j != i
-        ]
-        same = torch.stack([e for image, e in others if image == own]).sum()
-        losses.append(-torch.log(same / torch.stack([e for _, e in others]).sum()))
+        others = [(image, y) for j, (image, y) in enumerate(rows) if j != i]
+        apart = ((torch.stack([y for _, y in others]) - x) ** 2).sum(1)
+        e = torch.exp(-apart / temperature)
+        same = torch.stack([one for one, (image, _) in zip(e, others, strict=True) if image == own])
+        losses.append(-torch.log(same.sum() / e.sum()))
     return mean(losses)
 
 
-def semi_hard_triplets(views: Sequence[Tensor], margin: float) -> Tensor:
-    """Of every crop, the image's other crop, and another image's: the nearest beyond that.
+def semi_hard_triplets(views: Sequence[Tensor], pairs: Pairs, margin: float) -> Tensor:
+    """Of a crop, another crop of the image, and another image's: the nearest beyond that.
 
     If none lies beyond, it is the farthest (FaceNet, as public code completes it).
     """
     rows, losses = [units(view) for view in views], []
     for image in range(len(rows[0])):
-        for own, other in itertools.permutations(range(len(rows)), 2):
+        for own, other in pairs:
             anchor = rows[own][image]
             near = squared_distance(anchor, rows[other][image])
             # Both are of the same crop: augmentation does not tell them apart.
@@ -281,7 +291,7 @@ def arcface(
     losses, classes = [], units(weights)
     for view in views:
         for x, label in zip(units(view), labels, strict=True):
-            cosines = [dot(x, w) for w in classes]
+            cosines = dots(x, classes)
             theta = torch.arccos(cosines[label])
             target = torch.cos(theta + margin)
             if _value(theta) > math.pi - margin:
@@ -291,10 +301,10 @@ def arcface(
     return mean(losses)
 
 
-def alignment(views: Sequence[Tensor]) -> Tensor:
-    """Mean squared distance of an image's two crops."""
-    pairs = zip(*(units(view) for view in views), strict=True)
-    return mean([squared_distance(a, b) for a, b in pairs])
+def alignment(views: Sequence[Tensor], pairs: Pairs) -> Tensor:
+    """Mean squared distance of pairs of an image's crops."""
+    rows, images = [units(view) for view in views], range(len(views[0]))
+    return mean([squared_distance(rows[a][i], rows[b][i]) for a, b in pairs for i in images])
 
 
 def uniformity(rows: Rows) -> Tensor:

@@ -28,7 +28,7 @@ class Loop:
 
     Args:
         start: weights and tables that training starts from.
-        views: of the images of the batch.
+        views: of the images of the batch, large ones first.
         labels: of these images.
         constants: of the method and of ``TRAINING``.
         heads: layers of each network.
@@ -39,7 +39,7 @@ class Loop:
     follows: ClassVar[Sequence[str]] = ()
     """Networks with a momentum network beside them."""
     classified: ClassVar[slice] = slice(None)
-    """Views that the classifier learns from."""
+    """Large views that the classifier learns from."""
 
     def __init__(
         self,
@@ -55,10 +55,17 @@ class Loop:
         self.constants, self.heads = {**TRAINING, **constants}, heads
         self.velocity: State = {}
         self.step = 0
+        self.large: int = given["large"]
         self.steps: int = given["steps"]
         self.steps_per_epoch: int = given["steps_per_epoch"]
         self.features: list[Tensor] = []
         self.tau = self.constants["base_tau"]
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Every crop with every other large crop."""
+        crops, large = range(len(self.views)), range(self.large)
+        return [(own, other) for other in large for own in crops if own != other]
 
     @property
     def epoch(self) -> int:
@@ -100,7 +107,7 @@ class Loop:
     def _classifier_s_loss(self) -> Tensor:
         """Of features that it cannot change."""
         losses = []
-        for features in self.features[self.classified]:
+        for features in self.features[: self.large][self.classified]:
             w = self.w
             logits = features.detach() @ w["classifier.weight"].T + w["classifier.bias"]
             losses.append(formulas.cross_entropy(logits, self.labels))
@@ -143,23 +150,24 @@ class Batch(Loop):
 
 
 class Queues(Loop):
-    """A view meets the other one's key and the queue of the other one's past keys."""
+    """A crop meets another large one's key and the queue of that one's past keys."""
 
     follows = ("backbone", "projector")
 
     def loss(self) -> Tensor:
         z = [self.embed(view) for view in self.views]
-        self.keys = [formulas.units(self.key(view)) for view in self.views]
+        self.keys = [formulas.units(self.key(view)) for view in self.views[: self.large]]
         if self.step == 0:
             self.places = [0, 0]
         losses = []
-        # Mixtures are drawn for the first queue before those for the second.
-        for place, (query, key) in enumerate(((1, 0), (0, 1))):
-            draws = self.given.get("draws")
-            drawn = draws[2 * self.step + place] if draws else None
-            queue = self.w[f"queues.{key}.value"]
+        for key in range(self.large):
+            queries = [z[own] for own, other in self.pairs if other == key]
+            keys, queue = self.keys[key] * len(queries), self.w[f"queues.{key}.value"]
+            draws = self.given["draws"]
+            # Mixtures are drawn for the first queue before those for the second.
+            drawn = draws[self.large * self.step + key] if draws else None
             losses.append(
-                formulas.against_a_queue(z[query], self.keys[key], queue, self.constants, drawn)
+                formulas.against_a_queue(torch.cat(queries), keys, queue, self.constants, drawn)
             )
         return formulas.mean(losses)
 
@@ -182,7 +190,7 @@ class Neighbours(Loop):
             self.place = 0
         self.first = formulas.units(z[0].detach())
         losses = []
-        for own, other in ((0, 1), (1, 0)):
+        for other, own in self.pairs:
             found = [formulas.nearest(row, support) for row in z[own].detach()]
             losses.append(formulas.rows_and_columns(found, q[other], self.constants["temperature"]))
         return formulas.mean(losses)
@@ -225,6 +233,7 @@ class Clusters(Loop):
             known = self.given.get("assignments")
             own = known[self.epoch][m] if known else formulas.kmeans(features, count)
             means = formulas.means_of(features, own, count)
+            assert formulas.nearest_of(features, means) == own
             phi = formulas.concentrations(features, means, own, c["temperature"], c["alpha"])
             found.append(([formulas.unit(x) for x in means], phi, own))
         return found
@@ -235,22 +244,44 @@ class Clusters(Loop):
 
 
 class SEED(Loop):
-    """One large crop, which is its own target."""
+    """Each crop is its own target; small ones have a queue of their own."""
 
     def loss(self) -> Tensor:
-        c = self.constants
-        z = self.embed(self.views[0])
+        z = [self.embed(view) for view in self.views]
         if self.step == 0:
             self.place = 0
-        (teacher,) = self.given["teachers"]
-        self.keys = formulas.units(teacher)
-        queue = self.w["queues.0.value"]
-        temperatures = c["student_temperature"], c["teacher_temperature"]
-        return formulas.seed(z, self.keys, queue, *temperatures)
+        self.keys = [formulas.units(teacher) for teacher in self.given["teachers"]]
+        own = list(zip(z, self.keys, strict=True))[: self.large]
+        loss = formulas.mean([self.term(x, keys, 0) for x, keys in own])
+        if len(z) == self.large:
+            return loss
+        return loss + self.constants["small_weight"] * self.small(z)
+
+    def small(self, z: Sequence[Tensor]) -> Tensor:
+        """The mean over small crops."""
+        own = list(zip(z, self.keys, strict=True))[self.large :]
+        return formulas.mean([self.term(x, keys, 1) for x, keys in own])
+
+    def term(self, z: Tensor, keys: formulas.Rows, queue: int) -> Tensor:
+        """Of a crop, and the teacher's embedding of one."""
+        c, rows = self.constants, self.w[f"queues.{queue}.value"]
+        return formulas.seed(z, keys, rows, c["student_temperature"], c["teacher_temperature"])
 
     def after(self) -> None:
-        name = "queues.0.value"
-        self.w[name], self.place = networks.written(self.w[name], self.place, self.keys)
+        place = self.place
+        # Of the first large crop, and of the first small one.
+        for queue, view in enumerate((0, self.large)):
+            name = f"queues.{queue}.value"
+            if name in self.w:
+                self.w[name], self.place = networks.written(self.w[name], place, self.keys[view])
+
+
+class SEEDOfLarge(SEED):
+    """Each large crop is its own target, and one of every small crop."""
+
+    def small(self, z: Sequence[Tensor]) -> Tensor:
+        large = self.keys[: self.large]
+        return formulas.mean([self.term(x, keys, 0) for x in z[self.large :] for keys in large])
 
 
 class Prototypes(Loop):
@@ -266,18 +297,15 @@ class Prototypes(Loop):
         now = table.shape[0] * everyone.sum(0) / len(everyone)
         share = c["prior_momentum"]
         self.prior = share * self.w["prior.value"] + (1 - share) * now
-        return formulas.mean(
-            [
-                formulas.protocpc(
-                    z[student], assigned[teacher], table, self.prior, c["student_temperature"]
-                )
-                for student, teacher in self.pairs()
-            ]
-        )
+        tau = c["student_temperature"]
+        losses = [
+            weight * formulas.protocpc(z[student], assigned[teacher], table, self.prior, tau)
+            for student, teacher, weight in self.targets()
+        ]
+        return torch.stack(losses).sum() / sum(weight for _, _, weight in self.targets())
 
     def _assigned(self, teacher: Tensor, table: Tensor) -> Tensor:
-        scores = [torch.stack([formulas.dot(z, w) for w in table]) for z in formulas.units(teacher)]
-        return self.assign(torch.stack(scores))
+        return self.assign(torch.stack([table @ z for z in formulas.units(teacher)]))
 
     def assign(self, scores: Tensor) -> Tensor:
         """Sinkhorn's assignments."""
@@ -285,11 +313,11 @@ class Prototypes(Loop):
         return formulas.sinkhorn(scores, c["teacher_temperature"], int(c["iterations"]))
 
     def teachers(self) -> Sequence[Tensor]:
-        """The teacher's embedding of each view."""
+        """The teacher's embedding of each large view."""
         raise NotImplementedError
 
-    def pairs(self) -> Sequence[tuple[int, int]]:
-        """Views of the student, each with the view whose assignment it predicts."""
+    def targets(self) -> Sequence[tuple[int, int, float]]:
+        """Views, each with a large one whose assignment it predicts, and a weight."""
         raise NotImplementedError
 
     def after(self) -> None:
@@ -298,26 +326,28 @@ class Prototypes(Loop):
 
 
 class ProtoSEED(Prototypes):
-    """Each large crop is its own target; the teacher is frozen."""
+    """Each large crop is its own target, and one of every small crop; the teacher is frozen."""
 
     def teachers(self) -> Sequence[Tensor]:
         teachers: list[Tensor] = self.given["teachers"]
-        return teachers
+        return teachers[: self.large]
 
-    def pairs(self) -> Sequence[tuple[int, int]]:
-        return [(view, view) for view in range(len(self.views))]
+    def targets(self) -> Sequence[tuple[int, int, float]]:
+        large, small = range(self.large), range(self.large, len(self.views))
+        shared = [(own, other, 1 / self.large) for own in small for other in large]
+        return [(view, view, 1.0) for view in large] + shared
 
 
 class ProtoCPC(Prototypes):
-    """Each large crop is the other one's target; the teacher is a moving average."""
+    """Each large crop is a target of every other crop; the teacher is a moving average."""
 
     follows = ("backbone", "projector")
 
     def teachers(self) -> Sequence[Tensor]:
-        return [self.key(view) for view in self.views]
+        return [self.key(view) for view in self.views[: self.large]]
 
-    def pairs(self) -> Sequence[tuple[int, int]]:
-        return [(0, 1), (1, 0)]
+    def targets(self) -> Sequence[tuple[int, int, float]]:
+        return [(own, other, 1.0) for own, other in self.pairs]
 
     def mend(self, gradients: State) -> None:
         if self.epoch < self.constants["freeze_prototypes_epochs"]:
@@ -346,7 +376,7 @@ class Triplets(Loop):
 
     def loss(self) -> Tensor:
         z = [self.embed(view) for view in self.views]
-        return formulas.semi_hard_triplets(z, self.constants["margin"])
+        return formulas.semi_hard_triplets(z, self.pairs, self.constants["margin"])
 
 
 class ArcFace(Loop):
@@ -368,4 +398,4 @@ class Alignment(Loop):
         z = [self.embed(view) for view in self.views]
         # Of each crop by itself, as Wang and Isola have it: no image is compared with itself.
         spread = formulas.mean([formulas.uniformity(formulas.units(view)) for view in z])
-        return formulas.alignment(z) + self.constants["uniformity_weight"] * spread
+        return formulas.alignment(z, self.pairs) + self.constants["uniformity_weight"] * spread

@@ -11,11 +11,10 @@ from torch import Tensor
 State = dict[str, Tensor]
 EPS, STATISTICS_MOMENTUM = 1e-5, 0.1
 """Of batch norm, as every library has them."""
-
-
-def backbone(norm: bool) -> list[str]:
-    """A small MLP, with batch norm or with a layer that does nothing in its place."""
-    return ["flatten", "linear", "norm" if norm else "nothing", "tanh", "linear"]
+PIXELS = 16
+"""Of a side of what the backbone's first linear layer sees."""
+BACKBONE = ["enlarge", "flatten", "linear", "norm", "tanh", "linear"]
+"""A small MLP."""
 
 
 def head(layers: int, norm: bool, last_norm: bool = False) -> list[str]:
@@ -28,7 +27,10 @@ def forward(w: State, name: str, layers: Sequence[str], x: Tensor, train: bool =
     """The layers of a network in turn; those without weights count in the names too."""
     for number, layer in enumerate(layers):
         at = f"{name}.{number}."
-        if layer == "flatten":
+        if layer == "enlarge":
+            times = PIXELS // x.shape[-1]
+            x = x.repeat_interleave(times, dim=2).repeat_interleave(times, dim=3)
+        elif layer == "flatten":
             x = x.reshape(len(x), -1)
         elif layer == "linear":
             x = x @ w[f"{at}weight"].T

@@ -76,30 +76,38 @@ def made_pictures(folder: Path) -> Path:
     return folder
 
 
-def fixed_views(count: int) -> list[Tensor]:
-    """Views of eight images in float64; those of one image are alike."""
+def fixed_views(large: int, small: int = 0) -> list[Tensor]:
+    """Views of eight images in float64; those of one image are alike, small ones half as wide."""
     draw = torch.Generator().manual_seed(1)
     shape = (BATCH, 3, SIDE, SIDE)
     images = torch.randn(shape, generator=draw, dtype=torch.float64)
-    noise = torch.randn((count, *shape), generator=draw, dtype=torch.float64)
-    return list(images + 0.7 * noise)
+    middle = images[..., SIDE // 4 : -SIDE // 4, SIDE // 4 : -SIDE // 4]
+    views = []
+    for count, seen in ((large, images), (small, middle)):
+        noise = torch.randn((count, *seen.shape), generator=draw, dtype=torch.float64)
+        views += list(seen + 0.7 * noise)
+    return views
 
 
-def network(norm: bool) -> nn.Module:
+def network() -> nn.Module:
     """A small MLP in place of the backbone."""
-    between: list[nn.Module] = [nn.BatchNorm1d(FEATURES)] if norm else [nn.Identity()]
-    layers = [nn.Linear(3 * SIDE * SIDE, FEATURES), *between, nn.Tanh()]
-    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(FEATURES, FEATURES))
+    layers = [nn.Linear(3 * SIDE * SIDE, FEATURES), nn.BatchNorm1d(FEATURES), nn.Tanh()]
+    last = nn.Linear(FEATURES, FEATURES)
+    return nn.Sequential(nn.Upsample(size=SIDE), nn.Flatten(), *layers, last)
 
 
 def built(config: dict[str, Any], norm: bool = True) -> Any:
-    """The method of a config on the small MLP, in float64."""
+    """The method of a config on the small MLP, in float64, with or without batch norm."""
     prepared = prepare(config)
     torch.manual_seed(0)
     method = prepared.method(prepared.cfg)
-    method.backbone = network(norm)
+    method.backbone = network()
     if hasattr(method, "momentum_backbone"):
         method.momentum_backbone = copy.deepcopy(method.backbone).requires_grad_(False)
+    if not norm:
+        for name, module in list(method.named_modules()):
+            if isinstance(module, nn.BatchNorm1d):
+                method.set_submodule(name, nn.Identity())
     method.double()
     if hasattr(method, "teacher"):
         # What it returns is rounded to float32, and goes on in float64 from there.
@@ -109,6 +117,12 @@ def built(config: dict[str, Any], norm: bool = True) -> Any:
         if name.startswith(("queues", "support_set")) and name.endswith("value"):
             table.copy_(functional.normalize(table, dim=1))
     return method
+
+
+def batch_of(views: list[Tensor], own: slice = slice(None)) -> list[Any]:
+    """As a loader gives it; own: the images of a process."""
+    crops = [view[own] for view in views]
+    return [INDICES[own], crops if len(crops) > 1 else crops[0], LABELS[own]]
 
 
 def repeated(batch: list[Any], folder: Path) -> DataLoader[Any]:
@@ -130,8 +144,9 @@ class Notes(Callback):
     def on_train_batch_start(self, trainer: Any, method: Any, batch: Any, batch_idx: int) -> None:
         if not self.start:
             self.start = state_of(method)
-        if batch_idx == 0 and hasattr(method, "prototypes"):
-            self.assignments.append(getattr(method.prototypes, "assignments", LABELS).tolist())
+        prototypes = getattr(method, "prototypes", None)
+        if batch_idx == 0 and hasattr(prototypes, "assignments"):
+            self.assignments.append(prototypes.assignments.tolist())
 
     def on_train_batch_end(self, trainer: Any, method: Any, outputs: Any, *_: Any) -> None:
         self.losses.append(float(outputs["loss"]))

@@ -14,7 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from training import BATCH, INDICES, LABELS, built, fixed_views, trained
+from training import BATCH, batch_of, built, fixed_views, trained
 
 
 def main(folder: Path) -> None:
@@ -22,11 +22,11 @@ def main(folder: Path) -> None:
     # Known before the processes have met.
     rank = int(os.environ.get("LOCAL_RANK", 0))
     own = slice(rank * BATCH // 2, (rank + 1) * BATCH // 2)
-    batch = [INDICES[own], [view[own] for view in fixed_views(2)], LABELS[own]]
     for name, config in json.loads((folder / "configs.json").read_text()).items():
+        counts = [crops["num_crops"] for crops in config["augmentations"]]
         found = trained(
             built(config, norm=False),
-            batch,
+            batch_of(fixed_views(*counts), own),
             Path(config["data"]["train_path"]),
             setattr,
             strategy="ddp",
