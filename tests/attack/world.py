@@ -6,9 +6,12 @@ import contextlib
 import hashlib
 import os
 import random
+import re
 import shutil
 import signal
+import sys
 import tarfile
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +41,8 @@ DOCUMENTED = {0, 1, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.S
 DISTURBED = Path(__file__).with_name("disturbed.py")
 OLDER = Path(__file__).with_name("older_version.tar.xz")
 """A run of ``debiased`` by this package as of 900 commits ago, killed after 5 of 8 steps."""
-RECORDS = Path(__file__).parents[2] / "results" / "attack"
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "results" / "attack"
 
 
 class Outcomes:
@@ -74,10 +78,20 @@ class Outcomes:
             about = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **code_version()}
             about |= {"host": host.load().info.generation, self.name: self.tried}
             about |= {"seconds": round(time.monotonic() - self.since), **self.counts}
-            about |= {"failures": self.failures[self.told :]}
+            about |= {"failures": [without_places(x) for x in self.failures[self.told :]]}
             RECORDS.mkdir(parents=True, exist_ok=True)
             append_lines(RECORDS / f"{self.name}.jsonl", [about])
         self.begin()
+
+
+def without_places(text: str) -> str:
+    """The text without the folders of this machine.
+
+    >>> without_places(f"pretrain {tempfile.gettempdir()}/tmp1x/runs/run")
+    'pretrain .../runs/run'
+    """
+    folders = [re.escape(str(x)) for x in (ROOT, sys.prefix, sys.base_prefix)]
+    return re.sub("|".join([*folders, rf"{tempfile.gettempdir()}(/\w+(?=/))?"]), "...", text)
 
 
 class Disturbed(NamedTuple):
@@ -321,7 +335,7 @@ class World:
         if file.suffix != ".ckpt":
             self.trusted_log = False
         size = file.stat().st_size if file.exists() else 0
-        if how == "truncate":
+        if how == "truncate" and file.is_file():
             os.truncate(file, draw.randrange(size + 1))
         elif how == "flip" and size:
             content = bytearray(file.read_bytes())
@@ -393,7 +407,8 @@ class World:
         elif how == "remove":
             file.unlink()
         elif how == "replace":
-            side = draw.choice([16, 17])
+            # By a file of another size: that of one of the same is not promised to be noticed.
+            side = draw.choice([8, 24])
             Image.frombytes("RGB", (side, side), draw.randbytes(3 * side * side)).save(file)
         else:
             file.parent.rename(file.parent.with_name("renamed"))
