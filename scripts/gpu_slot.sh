@@ -3,7 +3,8 @@
 #
 #   scripts/gpu_slot.sh pack             # where there is a network: wheels and images, in gpu_pack/
 #   scripts/gpu_slot.sh train [--dry-run] [--toy]    # the next runs of the benchmark cifar10_slots
-#   scripts/gpu_slot.sh speed [--toy]    # tests marked gpu, steps and operations beside their peers, loading
+#   scripts/gpu_slot.sh speed [--toy] [PART...]    # tests marked gpu, steps and operations beside their
+#                                                    peers, loading; or some of these parts
 #
 # Both set up from gpu_pack/ what the machine lacks, where that folder is; else they take the active
 # environment and the images in $SOLO_EXT_DATA/cifar10/{train,test}. `--dry-run` says what would run and
@@ -131,45 +132,60 @@ needs_gpu() {
         fail "torch sees no GPU; --toy runs on a CPU"
 }
 
-# part NAME COMMAND...: runs it within the time that is left, and goes on if it fails.
+# part NAME MOST COMMAND...: runs it for so many seconds of those that are left, and goes on if it fails.
 part() {
-    local name=$1 left=$((60 * ${MINUTES:-9} - SECONDS - 15)) begin=$SECONDS code=0
-    shift
+    local name=$1 most=$2 left=$((60 * ${MINUTES:-9} - SECONDS - 15)) begin=$SECONDS code=0
+    shift 2
     if [ "$left" -lt 20 ]; then
         echo "$name: not started, the time is over" | tee -a "$work/speed/parts.txt"
         return 0
     fi
     echo "== $name: $*"
-    timeout -k 5 "$left" "$@" 2>&1 | tee "$work/speed/$name.log" || code=$?
+    [ "$left" -le "$most" ] || left=$most
+    # Interrupted, pytest says what it has seen.
+    timeout -s INT -k 10 "$left" "$@" 2>&1 | tee "$work/speed/$name.log" || code=$?
     case $code in
         0) echo "$name: done in $((SECONDS - begin)) s" ;;
-        124 | 137) echo "$name: unfinished, the time is over" ;;
+        124 | 137) echo "$name: unfinished, its time is over" ;;
         *) echo "$name: FAILED, exit code $code; $name.log ends with: $(tail -n 1 "$work/speed/$name.log")" ;;
     esac | tee -a "$work/speed/parts.txt"
 }
 
 speed() {
-    local toy='' word row
+    # Short rows first: a part may use up the time of those after it.
+    local all=(graph-tests tests steps queue-loss nearest protocpc mochi sinkhorn augmentation graphs counts loading)
+    local toy='' word parts=() device=(--device cuda) folders
+    local tests=(-m gpu -q --continue-on-collection-errors)
     for word; do
-        [ "$word" = --toy ] || fail "speed: no option $word"
-        toy=yes
+        case $word in
+            --toy) toy=yes ;;
+            *) [[ " ${all[*]} " == *" $word "* ]] || fail "speed: no option $word"
+                parts+=("$word") ;;
+        esac
     done
     mkdir -p "$work/speed"
     : >"$work/speed/parts.txt"
     set_up
-    local tests=(-m gpu -n 0 -q "--junitxml=$work/speed/tests.xml")
-    local rows=(steps graphs queue-loss nearest protocpc mochi sinkhorn augmentation counts loading) device=(--device cuda)
     if [ -n "$toy" ]; then
         export CUDA_VISIBLE_DEVICES=
-        tests+=(tests/clustering/test_backends.py)
-        rows=(sinkhorn loading)
+        all=(tests sinkhorn loading)
         device=(--device cpu --quick)
+        folders=(-n 0 tests/clustering/test_backends.py)
     else
         needs_gpu
+        # A machine may lack what the tests of other folders import.
+        mapfile -t folders < <(grep -rl --include='*.py' 'mark\.gpu' tests | xargs -n 1 dirname | sort -u)
+        folders=(-n 4 "${folders[@]}" -k 'not test_graphs')
     fi
-    part tests "$python" -m pytest "${tests[@]}"
-    for row in "${rows[@]}"; do
-        part "$row" "$python" -m benchmarks "$row" "${device[@]}" --check --json "$work/speed/speed.jsonl"
+    for word in "${parts[@]:-${all[@]}}"; do
+        case $word in
+            graph-tests) part "$word" 180 env TORCHINDUCTOR_COMPILE_THREADS=2 "$python" -m pytest \
+                "${tests[@]}" "--junitxml=$work/speed/$word.xml" -n 13 tests/lab/training/test_on_a_gpu.py -k test_graphs ;;
+            tests) part "$word" 120 "$python" -m pytest "${tests[@]}" "--junitxml=$work/speed/$word.xml" \
+                "${folders[@]}" ;;
+            *) part "$word" 240 "$python" -m benchmarks "$word" "${device[@]}" --check \
+                --json "$work/speed/speed.jsonl" ;;
+        esac
     done
     give_back "$work/speed"
     [ ! -f "$work/speed/speed.md" ] || cat "$work/speed/speed.md"
@@ -179,5 +195,5 @@ speed() {
 
 case ${1:-} in
     pack | train | speed) "$@" ;;
-    *) sed -n '2,19s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+    *) sed -n '2,20s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
 esac

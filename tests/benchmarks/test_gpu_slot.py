@@ -95,6 +95,19 @@ def test_a_part_that_fails_keeps_none_back(tmp_path: Path) -> None:
     assert all(": done in " in line for line in others)
 
 
+def test_parts_by_name_in_the_folders_with_tests_for_a_gpu(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\necho "$*"\n')
+    python.chmod(0o755)
+    given = {"PYTHON": python, "WORK": tmp_path / "work", "PACK": tmp_path / "none"}
+    done = slot("speed", "sinkhorn", "tests", **given)
+    assert done.returncode == 0, done.stderr
+    ran = [line for line in done.stdout.splitlines() if line.startswith("-m ")]
+    assert [words.split()[1] for words in ran] == ["benchmarks", "pytest"]
+    assert {"tests/kernels", "tests/lab/training"} < set(ran[1].split())
+    assert "tests/losses" not in ran[1].split()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pip") is None, reason="pip gathers the wheels")
 def test_pack(images: Path, tmp_path: Path) -> None:

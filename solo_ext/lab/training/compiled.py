@@ -43,11 +43,9 @@ class CompiledNetworks(Callback):
             problem = "only inductor captures graphs, and performance.compile names another backend"
             remedy = "set performance.compile=true, or performance.graphs=false"
             raise ConfigError("performance.graphs", True, problem, remedy)
-        if self.graphs and run.on_cpu:
-            logger.warning(
-                "performance.graphs: this run trains on a CPU, which has no CUDA graphs; "
-                "the networks run as without them"
-            )
+        why = _what_forbids_graphs(run) if self.graphs else None
+        if why is not None:
+            logger.warning(f"performance.graphs: {why}; the networks run as without them")
             self.graphs = False
         self._accumulates, self._first = run.accumulate_grad_batches > 1, False
         self._steps, self._skipped, self._recorded, self._again = 0, 0, 0, 0
@@ -66,9 +64,10 @@ class CompiledNetworks(Callback):
                 # Compile each shape separately, so that kernels do not depend on earlier shapes.
                 network.compile(dynamic=False, backend=backend, mode=mode)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.graphs:
             return
+        # Lightning's sanity validation comes before `on_train_start`.
         self._skipped = _counted("cudagraph_skips")
         torch.compiler.set_stance("force_eager")
 
@@ -126,6 +125,15 @@ class CompiledNetworks(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         self.teardown(trainer, pl_module, "fit")
+
+
+def _what_forbids_graphs(run: RunConfig) -> str | None:
+    if run.on_cpu:
+        return "this run trains on a CPU, which has no CUDA graphs"
+    if run.world_size > 1 and (run.model_extra or {}).get("sync_batchnorm"):
+        # NCCL may wait for ever when it is ended with graphs that hold its operations.
+        return "synchronised batch norm communicates within the networks (sync_batchnorm=true)"
+    return None
 
 
 def _counted(what: str) -> int:

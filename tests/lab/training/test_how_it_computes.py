@@ -153,17 +153,14 @@ REST = (
 )
 
 
-@pytest.mark.parametrize("method", ["mochi", "nnclr_symmetric", "pcl"])
-def test_on_a_cpu_it_changes_no_number(
-    method: str, make_config: MakeConfig, tmp_path: Path
-) -> None:
+def test_on_a_cpu_it_changes_no_number(make_config: MakeConfig, tmp_path: Path) -> None:
     """Every operation has a deterministic form there, and is one without being asked."""
-    train(make_config(method), tmp_path / "plain")
+    train(make_config("pcl"), tmp_path / "plain")
     seen: list[bool] = []
     watch = LambdaCallback(
         on_train_batch_start=lambda *_: seen.append(torch.are_deterministic_algorithms_enabled())
     )
-    config = prepare(make_config(method, deterministic=True))
+    config = prepare(make_config("pcl", deterministic=True))
     pretrain(config, run_dir=tmp_path / "asked", callbacks=[watch], show_progress=False)
     assert seen == [True, True]
     assert_same_run(tmp_path / "plain", tmp_path / "asked")
@@ -225,6 +222,17 @@ def test_graphs_of_another_backend_are_refused(make_config: MakeConfig, tmp_path
         train(config, tmp_path / "run")
 
 
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_graphs_hold_no_communication(
+    synchronised: bool, make_config: MakeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    several = {"accelerator": "gpu", "devices": [0, 1], "strategy": "ddp"}
+    given = {**several, "sync_batchnorm": synchronised, "performance": {"graphs": True}}
+    networks = CompiledNetworks(check_run(make_config("simclr", **given)))
+    assert networks.graphs is not synchronised
+    assert ("sync_batchnorm=true" in caplog.text) is synchronised
+
+
 def as_on_a_gpu(config: dict[str, Any]) -> CompiledNetworks:
     """What a run's steps do around graphs; only the capture itself needs a GPU."""
     networks = CompiledNetworks(check_run(config))
@@ -233,7 +241,7 @@ def as_on_a_gpu(config: dict[str, Any]) -> CompiledNetworks:
 
 
 def test_only_steps_run_compiled_if_there_are_graphs(
-    make_config: MakeConfig, tmp_path: Path
+    make_config: MakeConfig, images: Path, tmp_path: Path
 ) -> None:
     """E-steps and evaluation keep results that a graph's next replay would overwrite."""
 
@@ -247,13 +255,18 @@ def test_only_steps_run_compiled_if_there_are_graphs(
         return lambda *_, **__: seen.setdefault(where, set()).add(bool(compiled(torch.zeros(1))))
 
     watch = LambdaCallback(
+        on_sanity_check_start=look("sanity validation"),
         on_before_zero_grad=look("step"),
+        on_validation_start=look("validation"),
         on_train_epoch_start=look("epoch"),
         on_train_epoch_end=look("epoch"),
     )
-    config = make_config("pcl", max_epochs=2)
+    config = make_config(
+        "pcl", max_epochs=2, data={"val_path": str(images)}, num_sanity_val_steps=1
+    )
     train(config, tmp_path / "run", callbacks=[as_on_a_gpu(config), watch])
-    assert seen == {"step": {True}, "epoch": {False}}
+    assert seen.pop("step") == {True}
+    assert seen == {"sanity validation": {False}, "validation": {False}, "epoch": {False}}
     assert compiled(torch.zeros(1)) == 1, "the next run of this process may compile"
 
 
@@ -262,7 +275,7 @@ def test_the_first_gradients_of_an_accumulation_are_copied(
     method: str, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """ProtoCPC's prototypes have none in its first epoch."""
-    config = config_of(make_config, method, accumulate_grad_batches=2)
+    config = config_of(make_config, method, accumulate_grad_batches=2, max_epochs=2)
     train(config, tmp_path / "plain")
     made: list[torch.Tensor] = []
     taken: list[bool] = []
@@ -299,7 +312,7 @@ def test_graphs_that_do_not_help_are_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By inductor's own counts, which a GPU would raise."""
-    config = config_of(make_config, "simclr", max_epochs=6)
+    config = config_of(make_config, "simclr", max_epochs=5)
 
     def count(trainer: Any, *_: Any, **__: Any) -> None:
         torch._dynamo.utils.counters["inductor"][counted] += trainer.global_step < until
