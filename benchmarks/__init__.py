@@ -7,7 +7,7 @@
 
 A row measures one thing beside its peers. It is a file in `rows`, or an entry in one, and returns
 findings: a number, its peer, its target and the verdict. Most rows are cases (`operation.py`):
-variants of an operation take turns in one process, on one thread; nine rounds count, after ten to
+variants of an operation take turns in one process, on one thread; nine rounds count, after three to
 warm up. A ratio is the peer's time over ours in the same round, and its median over the rounds
 counts. A/A is ours a second time over ours: what equal variants differ by.
 

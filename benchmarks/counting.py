@@ -30,6 +30,10 @@ BY_MASK = frozenset(("aten::index", "aten::index_put", "aten::index_put_"))
 """The same, where an index is a mask."""
 BY_COUNTS = "aten::repeat_interleave"
 """The same, where the length of the result is not given."""
+MADE = "aten::lift_fresh"
+"""A tensor that is made from the host's values."""
+MOVES = ("aten::_to_copy", "aten::copy_")
+"""Copies, from one device to another if their tensors tell so."""
 READS = ("tolist", "cpu", "numpy")
 """Methods that bring a tensor to the host, of which a CPU dispatches nothing."""
 NO_LAUNCH = frozenset(
@@ -44,16 +48,18 @@ KERNELS = {"solo_ext::fused_logsumexp": 2, "solo_ext::fused_nearest": 4}
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations that do work on tensors, and what makes the host wait, on any device.
+    """Counts operations that do work on tensors, host waits and copies, on any device.
 
     A tensor's ``to`` counts as a wait where it names the string ``cpu``: on a CPU a device that is
-    passed on is the one that training runs on.
+    passed on is the one that training runs on. Copies are those between devices, and tensors that
+    are made from the host's values, which a GPU would have to be sent.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.launches = 0
         self.waits: list[str] = []
+        self.copies: list[str] = []
         self._patches = contextlib.ExitStack()
         self._reading = False
 
@@ -98,6 +104,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         if waits and not self._reading:
             self.waits.append(name)
+        if name == MADE or (name in MOVES and _between_devices(args, given)):
+            self.copies.append(name)
         if not func.is_view and name not in NO_LAUNCH:
             self.launches += KERNELS.get(name, 1)
         return func(*args, **given)
@@ -106,6 +114,14 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _to_host(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     wanted = kwargs.get("device", args[0] if args else None)
     return isinstance(wanted, str) and wanted == "cpu"
+
+
+def _between_devices(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a copy into or of the first argument leaves its device."""
+    devices = {x.device.type for x in args if isinstance(x, Tensor)}
+    if kwargs.get("device") is not None:
+        devices.add(torch.device(kwargs["device"]).type)
+    return len(devices) > 1
 
 
 def _is_mask(index: Tensor | None) -> bool:

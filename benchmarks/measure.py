@@ -18,7 +18,6 @@ Timer = Callable[[Work, int], float]
 """Takes work and how often to do it; seconds of one call."""
 
 _LEAST_SECONDS = 2e-2
-_LEAST_WARM, _WARM_SECONDS = 3, 10.0
 _MOST_CALLS = 3
 """More on a GPU, each behind a wait of its own, would take seconds."""
 _CYCLES = 2e9
@@ -35,8 +34,7 @@ def take_turns(
     Args:
         variants: what to do, by name.
         rounds: that count.
-        warm: rounds before them: allocators and caches settle. Where they are slow, three are
-            enough: the others are left out once ten seconds have gone by.
+        warm: rounds before them: allocators and caches settle.
         timer: how calls are timed.
 
     Returns:
@@ -44,47 +42,30 @@ def take_turns(
     """
     names = list(variants)
     repeats = dict.fromkeys(names, 1)
-    begin = time.perf_counter()
-    for turn in range(warm):
-        if turn >= _LEAST_WARM and time.perf_counter() - begin > _WARM_SECONDS:
-            break
-        for name in _starting_at(names, turn):
-            spent = timer(variants[name], repeats[name])
-            repeats[name] = max(repeats[name], round(_LEAST_SECONDS / max(spent, 1e-9)), 1)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        for name in _starting_at(names, turn):
-            seconds[name].append(timer(variants[name], repeats[name]))
+    for turn in range(-warm, rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            spent = timer(variants[name], repeats[name])
+            if turn < 0:
+                repeats[name] = max(repeats[name], round(_LEAST_SECONDS / max(spent, 1e-9)))
+            else:
+                seconds[name].append(spent)
     return seconds
 
 
-def _starting_at(names: list[str], turn: int) -> list[str]:
-    start = turn % len(names)
-    return names[start:] + names[:start]
-
-
-def ratios(seconds: Mapping[str, list[float]], name: str, to: str) -> tuple[float, float, float]:
-    """First quartile, median and third quartile over rounds of the time of one over another's."""
-    pairs = [a / b for a, b in zip(seconds[name], seconds[to], strict=True)]
-    if len(pairs) == 1:
-        return pairs[0], pairs[0], pairs[0]
-    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive")
-    return low, middle, high
-
-
 def ratio(seconds: Mapping[str, list[float]], name: str, to: str) -> float:
-    """The median of :func:`ratios`."""
-    return ratios(seconds, name, to)[1]
+    """Median over rounds of the time of one over another's."""
+    pairs = zip(seconds[name], seconds[to], strict=True)
+    return statistics.median(a / b for a, b in pairs)
 
 
 def summary(seconds: Mapping[str, list[float]], to: str) -> dict[str, dict[str, Any]]:
-    """Of each variant `ms`, its median, and the `ratio` and `quartiles` of :func:`ratios`."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, times in seconds.items():
-        low, middle, high = ratios(seconds, name, to)
-        ms = 1e3 * statistics.median(times)
-        found[name] = {"ms": ms, "ratio": middle, "quartiles": [low, high]}
-    return found
+    """Of each variant `ms`, its median, and the `ratio` of :func:`ratio`."""
+    return {
+        name: {"ms": 1e3 * statistics.median(times), "ratio": ratio(seconds, name, to)}
+        for name, times in seconds.items()
+    }
 
 
 def by_clock(clock: Callable[[], float] = time.process_time) -> Timer:

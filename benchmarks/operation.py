@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +27,9 @@ from benchmarks.measure import (
 from benchmarks.record import Effort, Finding, Measured, Row, Target, at_most
 from solo_ext.lab.training.cpu_precision import multiplies_bfloat16
 
-OURS, AGAIN = "ours", "again"
-NEEDS_BFLOAT16 = "needs a processor with AVX512-BF16 or AMX"
+Form = Callable[..., Tensor]
+"""A loss, of inputs that all its forms share."""
+OURS = "ours"
 EXACT, NARROW = 1e-5, 1e-2
 """Most that results may differ, in fp32 and where ours multiplies in bfloat16."""
 
@@ -100,14 +102,13 @@ class Case(NamedTuple):
         # The same inputs whatever was measured before.
         torch.manual_seed(0)
         setup = self.make(effort)
-        missing = {n: why for n, why in setup.variants.items() if isinstance(why, str)}
         works = {name: on_device(work, effort.device) for name, work in setup.works.items()}
         own = dict.fromkeys(goal.ours for goal in goals if goal.ours in works)
-        timed = {**works, **{again(name): works[name] for name in own}}
+        timed = {**works, **{f"{name}, again": works[name] for name in own}}
         timer = by_cuda_events if effort.device == "cuda" else by_clock()
         rounds, warm = effort.rounds, effort.warm
         if self.rounds is not None:
-            rounds, warm = min(rounds, self.rounds), min(warm, 1)
+            rounds, warm = min(rounds, self.rounds), 1
         seconds = take_turns(timed, rounds, warm, timer)
         details: dict[str, Any] = summary(seconds, OURS)
         for name, work in works.items():
@@ -115,19 +116,25 @@ class Case(NamedTuple):
                 details[name]["mib"] = peak_bytes(work, effort.device) / 2**20
             if effort.device == "cuda":
                 details[name]["issue_ms"] = 1e3 * min(issue_seconds(work) for _ in range(5))
+        missing = {n: why for n, why in setup.variants.items() if isinstance(why, str)}
+        compared = {**setup.works, **setup.given}
         findings: list[Finding] = []
         for goal in goals:
             if why := missing.get(goal.ours) or missing.get(goal.peer):
-                findings += (replace(line, note=why) for line in self._lines(goal))
+                findings += self._lines(goal, note=why)
                 continue
-            details[goal.ours].setdefault("difference", {})
-            difference = None
+            ours, peer = details[goal.ours], details.get(goal.peer, {})
+            found: dict[str, Any] = {}
+            if goal.faster is not None:
+                found["measured"] = ratio(seconds, goal.peer, goal.ours)
+                found["again"] = ratio(seconds, f"{goal.ours}, again", goal.ours)
+            if "issue_ms" in ours and peer:
+                found["note"] = f"host {ours['issue_ms']:.2f} ms, peer {peer['issue_ms']:.2f}"
             if goal.most_difference is not None and setup.difference is not None:
-                compared = {**setup.works, **setup.given}
                 pair = (on_device(compared[n], effort.device)() for n in (goal.ours, goal.peer))
-                difference = setup.difference(*pair)
-                details[goal.ours]["difference"][goal.peer] = difference
-            findings += self._reached(goal, seconds, details, difference)
+                found["difference"] = setup.difference(*pair)
+                found["most_difference"] = goal.most_difference
+            findings += self._lines(goal, ours, peer, **found)
         return Measured([*findings, *self.launches(effort)], {**details, **missing})
 
     def launches(self, effort: Effort) -> Iterator[Finding]:
@@ -140,66 +147,36 @@ class Case(NamedTuple):
                 continue
             works = self.make(replace(effort, device="meta", compiled=False)).works
             with forms_of_a_gpu():
-                ours, peer = (
-                    counted(works[name]).launches if name in works else None
-                    for name in (goal.ours, goal.peer)
+                ours, *peer = (
+                    counted(works[name]).launches for name in (goal.ours, goal.peer) if name
                 )
-            assert ours is not None
+            own = "" if goal.ours == OURS else goal.ours
+            note = f"{goal.peer}: {peer[0]}" if peer else ""
             target = at_most(goal.most_launches, "launches")
-            names: Any = {"ours": "" if goal.ours == OURS else goal.ours}
-            note = "" if peer is None else f"{goal.peer}: {peer}"
-            yield Finding(f"{self.label}: launches", target, float(ours), **names, note=note)
+            yield Finding(f"{self.label}: launches", target, float(ours), own, note=note)
 
-    def _lines(self, goal: Goal) -> list[Finding]:
-        """One for each number of a goal, not measured."""
-        names: Any = {"ours": "" if goal.ours == OURS else goal.ours, "peer": goal.peer}
-        memory = f"{self.label}: memory"
-        found = []
-        if goal.faster is not None:
-            found.append(Finding(self.label, Target(goal.faster) if goal.faster else None, **names))
-        if goal.leaner is not None:
-            found.append(Finding(memory, Target(goal.leaner), **names))
-        if goal.most_ms is not None:
-            found.append(Finding(f"{self.label}: time", at_most(goal.most_ms, "ms"), **names))
-        if goal.most_mib is not None:
-            found.append(Finding(memory, at_most(goal.most_mib, "MiB"), **names))
-        return found
-
-    def _reached(
+    def _lines(
         self,
         goal: Goal,
-        seconds: Mapping[str, list[float]],
-        details: Mapping[str, Any],
-        difference: float | None,
+        ours: Mapping[str, float] = {},
+        peer: Mapping[str, float] = {},
+        **found: Any,
     ) -> Iterator[Finding]:
-        own, peer = details[goal.ours], details.get(goal.peer, {})
-        memory = peer["mib"] / own["mib"] if goal.peer and own.get("mib") else None
-        for line in self._lines(goal):
-            unit = "x" if line.target is None else line.target.unit
-            if unit == "ms":
-                yield replace(line, measured=own["ms"])
-            elif unit == "MiB":
-                yield replace(line, measured=own["mib"])
-            elif line.label.endswith(": memory"):
-                yield replace(line, measured=memory)
-            else:
-                note = ""
-                if "issue_ms" in own:
-                    note = f"host {own['issue_ms']:.2f} ms, peer {peer['issue_ms']:.2f}"
-                yield replace(
-                    line,
-                    measured=ratio(seconds, goal.peer, goal.ours),
-                    again=ratio(seconds, again(goal.ours), goal.ours),
-                    memory=memory,
-                    difference=difference,
-                    most_difference=goal.most_difference,
-                    note=note,
-                )
-
-
-def again(name: str) -> str:
-    """One of our variants a second time."""
-    return f"{name}, {AGAIN}"
+        """One for each number of a goal."""
+        memory = peer["mib"] / ours["mib"] if peer and ours.get("mib") else None
+        own = "" if goal.ours == OURS else goal.ours
+        if goal.faster is not None:
+            target = Target(goal.faster) if goal.faster else None
+            yield Finding(self.label, target, ours=own, peer=goal.peer, memory=memory, **found)
+        note = "" if ours else found["note"]
+        for what, most, bound, measured in (
+            ("memory", goal.leaner, Target, memory),
+            ("time", goal.most_ms, partial(at_most, unit="ms"), ours.get("ms")),
+            ("memory", goal.most_mib, partial(at_most, unit="MiB"), ours.get("mib")),
+        ):
+            if most is not None:
+                label = f"{self.label}: {what}"
+                yield Finding(label, bound(most), measured, own, goal.peer, note=note)
 
 
 def of_cases(*cases: Case) -> Row:
@@ -215,55 +192,68 @@ def of_cases(*cases: Case) -> Row:
 
 def on_device(work: Work, device: str) -> Work:
     """The work as it runs in training there: on a GPU under autocast."""
-    if device == "cpu":
-        return work
-
-    def under_autocast() -> Any:
-        with torch.autocast(device, dtype=torch.bfloat16):
-            return work()
-
-    return under_autocast
+    return work if device == "cpu" else torch.autocast(device, dtype=torch.bfloat16)(work)
 
 
-def installed(module: str) -> bool:
-    """Whether a library is there."""
-    return importlib.util.find_spec(module) is not None
-
-
-def peer(module: str, make: Callable[[Any], Work]) -> Work | str:
-    """A call of a library that may be missing, made with the module of that name."""
+def peer(module: str, make: Callable[[Any], Any]) -> Any:
+    """A call or a form of a library that may be missing, made with the module of that name."""
     library = module.partition(".")[0]
-    if not installed(library):
+    if importlib.util.find_spec(library) is None:
         return f"peer not installed: {library}"
     return make(importlib.import_module(module))
 
 
-def in_bfloat16(effort: Effort, work: Work) -> Work | str:
-    """A call that multiplies in bfloat16, for which most processors take minutes."""
+def in_bfloat16(effort: Effort, form: Form) -> Form | str:
+    """A form that multiplies in bfloat16, for which most processors take minutes."""
     if effort.device == "cpu" and effort.shrink == 1 and not multiplies_bfloat16():
-        return NEEDS_BFLOAT16
-    return work
+        return "needs a processor with AVX512-BF16 or AMX"
+    return form
 
 
-def compiled(effort: Effort, function: Callable[..., Any], *args: Any) -> Work | str:
-    """``function(*args)`` under torch.compile."""
-    if not effort.compiled:
-        return "not compiled with --quick"
-    made = torch.compile(function, dynamic=False)
-    return lambda: made(*args)
+def compiled(effort: Effort, form: Form) -> Form | str:
+    """A form under torch.compile."""
+    return torch.compile(form, dynamic=False) if effort.compiled else "not compiled with --quick"
 
 
 def unit(effort: Effort, rows: int, dim: int) -> Tensor:
-    """Random unit rows."""
-    return F.normalize(torch.randn(rows, dim, device=effort.device), dim=1)
-
-
-def across(gradient: Tensor, rows: Tensor) -> Tensor:
-    """The gradient across the sphere: many forms do not normalise inside."""
-    rows = rows.detach()
-    return gradient - (gradient * rows).sum(1, keepdim=True) * rows
+    """Random unit rows; as many at full size."""
+    return F.normalize(torch.randn(effort.size(rows), dim, device=effort.device), dim=1)
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
     """Norm of the difference over the norm of what was expected."""
     return float((found - expected).norm() / expected.norm())
+
+
+def of_losses(
+    inputs: Sequence[Any],
+    forms: Mapping[str, Form | str],
+    given: Mapping[str, Form] = {},
+    exact: Sequence[Any] = (),
+) -> Setup:
+    """Forms of a loss, with its gradients to the inputs that are to learn.
+
+    Those to the first one are compared across the sphere: many forms do not normalise inside.
+
+    Args:
+        given: as of a :class:`Setup`.
+        exact: inputs of these; by default the same.
+    """
+
+    def work(form: Form, inputs: Sequence[Any]) -> Work:
+        wanted = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+        return lambda: torch.autograd.grad(form(*inputs), wanted)
+
+    rows = F.normalize(inputs[0].detach(), dim=1)
+
+    def across(gradient: Tensor) -> Tensor:
+        return gradient - (gradient * rows).sum(1, keepdim=True) * rows
+
+    def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+        pairs = zip(found[1:], expected[1:], strict=True)
+        first = relative(across(found[0]), across(expected[0]))
+        return max([first, *(relative(*pair) for pair in pairs)])
+
+    works = {n: form if isinstance(form, str) else work(form, inputs) for n, form in forms.items()}
+    compared = {name: work(form, exact or inputs) for name, form in given.items()}
+    return Setup(works, difference, compared)

@@ -25,7 +25,7 @@ class Effort:
     """
 
     rounds: int = 9
-    warm: int = 10
+    warm: int = 3
     shrink: int = 1
     compiled: bool = True
     device: str = "cpu"
@@ -100,26 +100,20 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """What the table says."""
-        if self.differs:
+        """What the table says; other results than the peer's are missed, nan included."""
+        most = self.most_difference
+        if self.difference is not None and most is not None and not self.difference <= most:
             return "missed"
         if self.target is None:
             return "no target" if self.measured is not None else "not measured"
         return self.target.verdict(self.measured)
 
-    @property
-    def differs(self) -> bool:
-        """Whether ours and the peer's are not the same result; nan is none."""
-        if self.difference is None or self.most_difference is None:
-            return False
-        return not self.difference <= self.most_difference
-
     @classmethod
     def from_json(cls, held: dict[str, Any]) -> Finding:
         """What the record holds."""
-        target = held["target"]
+        target = held["target"] and Target(**held["target"])
         values = {k: v for k, v in held.items() if k not in ("verdict", "target")}
-        return cls(target=None if target is None else Target(**target), **values)
+        return cls(target=target, **values)
 
 
 class Measured(NamedTuple):
@@ -148,11 +142,10 @@ class Record:
     def add(self, row: str, measured: Measured, effort: Effort, seconds: float) -> None:
         """Writes a row to the file, in place of what was measured of it before."""
         peers = {name: package_version(name) for name in _PEERS}
-        how = {k: v for k, v in asdict(effort).items() if k != "data"}
         self.rows[row] = {
             "row": row,
             "seconds": round(seconds, 1),
-            "effort": how,
+            "effort": {k: v for k, v in asdict(effort).items() if k != "data"},
             "environment": {**environment(), "peers": peers},
             "findings": [{**asdict(f), "verdict": f.verdict} for f in measured.findings],
             "details": measured.details,

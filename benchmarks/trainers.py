@@ -1,4 +1,4 @@
-"""Real Trainers, one per thread, that take turns: a step or an epoch each."""
+"""Real Trainers that take turns, one per thread, a step or an epoch each; or follow each other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from PIL import Image
 
 from benchmarks.record import Effort
 from solo_ext.config.compose import compose
+from solo_ext.core.errors import first_line
 from solo_ext.lab.training.lightning_internals import after_own_hook
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -38,44 +40,14 @@ ON_GPU = (
 """solo-learn's ResNet-18 with its stem for small images, and crops that no core has to make."""
 
 
-class Turns:
-    """Lets one of several threads run at a time, in order."""
-
-    def __init__(self, count: int) -> None:
-        self._order, self._changed = list(range(count)), threading.Condition()
-
-    def take(self, who: int) -> None:
-        """Waits until it is this thread's turn."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._order[0] == who)
-
-    def give(self) -> None:
-        """Hands over to the next."""
-        with self._changed:
-            self._order.append(self._order.pop(0))
-            self._changed.notify_all()
-
-    def leave(self, who: int) -> None:
-        """Takes part no more."""
-        with self._changed:
-            self._order.remove(who)
-            self._changed.notify_all()
-
-
 class Timer(Callback):
-    """Times every step, or every epoch, of a run within its turn."""
+    """Times every step, or every epoch, of a run."""
 
-    def __init__(self, turns: Turns, who: int, per_epoch: bool) -> None:
-        self.turns, self.who, self.per_epoch = turns, who, per_epoch
+    def __init__(self, per_epoch: bool) -> None:
+        self.per_epoch = per_epoch
         self.seconds: list[float] = []
-        self.started = threading.Event()
 
     def _begin(self) -> None:
-        # Kept until the next step begins: what lies between, loading, disturbs nobody's.
-        if self.seconds:
-            self.turns.give()
-        self.started.set()
-        self.turns.take(self.who)
         self._seconds = stopwatch()
 
     def _end(self) -> None:
@@ -97,6 +69,34 @@ class Timer(Callback):
         """A step ends with the method's own hook, which comes after the callbacks'."""
         if not self.per_epoch:
             after_own_hook(pl_module, lambda *_: self._end())
+
+
+class Turns(Timer):
+    """The same of a run in a thread, which goes on when it is told to."""
+
+    def __init__(self, per_epoch: bool) -> None:
+        super().__init__(per_epoch)
+        self.running = True
+        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+
+    def turn(self) -> None:
+        """Goes on until the next one begins: what lies between, loading, disturbs nobody's."""
+        self._go.release()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the next one begins, or the run has ended."""
+        self._stopped.acquire()
+
+    def leave(self) -> None:
+        """The run has ended."""
+        self.running = False
+        self._stopped.release()
+
+    def _begin(self) -> None:
+        self._stopped.release()
+        self._go.acquire()
+        super()._begin()
 
 
 def stopwatch() -> Callable[[], float]:
@@ -180,6 +180,29 @@ def a_teacher(effort: Effort) -> Iterator[None]:
         yield
 
 
+def time_one_by_one(
+    effort: Effort, runs: Mapping[str, tuple[str, Sequence[str]]], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds of every step of every run, one run after the other, and why others failed.
+
+    For CUDA graphs: torch 2.11 records them in one thread only (pytorch issue 123177), and in any
+    version a step that begins in one thread ends those of all others.
+    """
+    seconds, failed = {}, {}
+    epochs = -(-rounds // STEPS_PER_EPOCH)
+    with tempfile.TemporaryDirectory() as folder:
+        images = training_images(effort, Path(folder))
+        for name, run in runs.items():
+            timer = Timer(per_epoch=False)
+            try:
+                train(effort, *run, images, epochs, timer)
+                seconds[name] = timer.seconds
+            except Exception as error:
+                traceback.print_exc()
+                failed[name] = f"{type(error).__name__}: {first_line(error)}"
+    return seconds, failed
+
+
 def race_trainers(
     effort: Effort,
     runs: Mapping[str, tuple[str, Sequence[str]]],
@@ -191,34 +214,29 @@ def race_trainers(
     Raises:
         Exception: what one of the runs raised.
     """
-    turns = Turns(len(runs))
-    timers = [Timer(turns, who, per_epoch) for who in range(len(runs))]
+    timers = {name: Turns(per_epoch) for name in runs}
     failures: list[BaseException] = []
     epochs = rounds if per_epoch else -(-rounds // STEPS_PER_EPOCH)
 
-    def work(who: int, name: str, changes: Sequence[str], images: Path) -> None:
+    def work(timer: Turns, name: str, changes: Sequence[str], images: Path) -> None:
         try:
-            train(effort, name, changes, images, epochs, timers[who])
+            train(effort, name, changes, images, epochs, timer)
         except BaseException as error:
             failures.append(error)
         finally:
-            timers[who].started.set()
-            turns.leave(who)
+            timer.leave()
 
     with tempfile.TemporaryDirectory() as folder:
         images = training_images(effort, Path(folder))
-        threads = [
-            threading.Thread(target=work, args=(who, *run, images), daemon=True)
-            for who, run in enumerate(runs.values())
-        ]
-        # Composing and seeding use what threads share: one run after the other starts.
-        for thread, timer in zip(threads, timers, strict=True):
-            thread.start()
-            timer.started.wait()
-        for thread in threads:
-            thread.join()
+        for name, timer in timers.items():
+            threading.Thread(target=work, args=(timer, *runs[name], images), daemon=True).start()
+            # Composing and seeding use what threads share: one run after the other starts.
+            timer.wait()
+        while running := [timer for timer in timers.values() if timer.running]:
+            for timer in running:
+                timer.turn()
     # Each run leaves the variable as it found it, which is another's where they overlap.
     os.environ.pop("SOLO_EXT_RUN_DIR", None)
     if failures:
         raise failures[0]
-    return {name: timer.seconds for name, timer in zip(runs, timers, strict=True)}
+    return {name: timer.seconds for name, timer in timers.items()}

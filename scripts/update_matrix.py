@@ -29,29 +29,30 @@ CHECKS = {
 }
 HEAD = """# Every method by every check
 
-This page shows which checks each method passes. `python scripts/update_matrix.py` writes it from
-the records of `pytest -m matrix` in [results/matrix](../../results/matrix). Every test run includes
-a subset of these checks.
+This page shows which checks each method passes. The words in the tables mean:
 
 | word | meaning |
 |---|---|
-| equal | the stopped and resumed run ends as the uninterrupted run does, to the last bit |
-| close | several processes end with the weights of one process on the joined batch |
-| agree | several processes end with the same weights, but not with those of one (see note) |
-| refused | the command ends with an error before it trains; the note quotes it |
+| equal | the run was stopped and resumed. It ends as an uninterrupted run does, to the last bit |
+| close | several processes end with the weights of one process that has the images of all of them |
+| agree | several processes end with the same weights, but not with those of one (see the note) |
+| refused | the command ends with an error before it trains. The note quotes the error |
 
 - **One process.** The runs have three epochs of six steps on a CPU, with a checkpoint after each
-  epoch. Under AMP, accumulation, multi-crop and DALI they are stopped within the second epoch. The
+  epoch. With AMP, accumulation, multi-crop and DALI they are stopped within the second epoch. The
   check compares weights, optimiser, schedules, state, random generators, the place in the data and
-  logged metrics. A kill may come at any moment of a process, even while it starts.
-- **Several processes** (gloo). Two steps without batch norm are compared with one process on the
-  joined batch. "close" means that all processes have the same weights, which differ from those of
-  the one process by less than a hundredth of what the steps changed. Queues, support sets,
-  prototypes and assignments must be those of the one process too, row by row once the images are in
-  one order. SwAV's processes queue their own images, so all of their queues are compared together.
-- **On a GPU.** float16 needs a GPU. On an H200 (`pytest -m gpu`) each of the plugin's nine methods
-  trained in float32, bfloat16 and float16. DALI gave the images that it gives on a CPU, to less
-  than two grey levels on the mean. NCCL was not run.
+  logged metrics. A kill can come at any moment of a process, even while it starts.
+- **Several processes** (gloo). Two steps without batch norm are compared with those of one process.
+  In a cell "close", all processes have the same weights. They differ from the weights of the one
+  process by less than a hundredth of what the steps changed. Queues, support sets, prototypes and
+  assignments must be those of the one process too, if the images are put in the same order. SwAV's
+  processes queue their own images, so all of their queues are compared together.
+- **On a GPU.** float16 needs a GPU. On an H200 (`pytest -m gpu`) each of the nine methods of this
+  package trained in float32, bfloat16 and float16. DALI gave nearly the images that it gives on a
+  CPU: the mean difference is below two grey levels. NCCL was not run.
+
+`python scripts/update_matrix.py` writes this page from the records of `pytest -m matrix` in
+[results/matrix](../../results/matrix). Every test run includes a part of these checks.
 """
 
 

@@ -109,13 +109,15 @@ def slots_section(slots: Results, root: Path) -> str:
         [
             f"**CIFAR-10, all images, ResNet-18** ([report]({link}/report.md))",
             markdown_table(slots_table(slots, published())),
-            "Percent; mean ± deviation where there are several seeds. Bold: the highest mean of a "
-            "budget of which no run is missing. Over its base: difference in the linear probe, "
-            "paired by seed, with its 95 % interval where there are several. Minutes are of "
-            "training, memory is the GPU's. `rehearsal` is a network of half the width on a CPU "
-            "core: it shows that the plan runs and ranks nothing. Reported rows have a ResNet-18 "
-            "too, and the original images: lightly's have batches of 128, one seed and the best "
-            "epoch, solo-learn's batches of 256 and the classifier that is trained alongside "
+            "Accuracies are in percent. With several seeds they are mean ± deviation. The highest "
+            "mean of each budget is bold, if no run of the budget is missing. *Over its base* is "
+            "the difference in the linear probe, paired by seed; with several seeds its 95 % "
+            "interval follows. Minutes are those of training. Memory is that of the GPU. "
+            "`rehearsal` trains a network of half the width on a CPU core. It only shows that the "
+            "plan runs: do not rank methods by it. Reported rows are numbers of other libraries, "
+            "for a ResNet-18 on the original images. lightly used batches of 128 and one seed, and "
+            "reports the best epoch. solo-learn used batches of 256, and reports the classifier "
+            "that is trained beside the network "
             f"([sources]({link.removesuffix('cifar10_slots')}published.csv)).",
         ]
     )
@@ -249,9 +251,9 @@ def _compact(results: Results) -> Table:
 def _remarks(results: Results) -> str:
     names = ", ".join(results.title(place) for place in results.places())
     words = [
-        f"{names}. Percent, mean ± deviation over seeds; n where it is not "
-        f"{len(results.settings.seeds)}. Bold: the highest mean, which need not be apart from "
-        "the next."
+        f"{names}. Accuracies are in percent, mean ± deviation over seeds. n is the number of "
+        f"seeds if it is not {len(results.settings.seeds)}. The highest mean is bold. Look at the "
+        "deviations before you rank methods."
     ]
     if answers := Counter(verdict.answer for verdict in verdicts(results)):
         counts = ", ".join(f"{count} {answer}" for answer, count in sorted(answers.items()))
@@ -270,16 +272,17 @@ def label_free_section(results: Results, clusters: Results) -> str:
     return "\n\n".join(
         [
             markdown_table(label_free_table(results)),
-            f"Spearman's rank correlation with the linear probe over {count} runs, with the 95 % "
-            f"interval of {DRAWS:,} bootstrap samples of the runs. It is 1 if both rank the runs "
-            "alike, 0 if the measure says nothing, and below 0 if it prefers the worse runs. A "
-            "column with the name of a method is over settings of it, `methods` over one run of "
-            "each method with its config's settings; the number of runs is in brackets. `lost`: "
-            "by how many points of the linear probe the run that the measure likes best is below "
-            "the best run, the mean and the largest over the columns of a method. `alpha_req` "
-            "counts as its distance from 1. kNN needs labels and is there to compare with "
-            "([records](../../results/label_free/report.md)).",
-            "The two measures of PCL's clusters, over the same settings of PCL "
+            f"The numbers are Spearman's rank correlations with the linear probe, over {count} "
+            f"runs. In brackets is the 95 % interval of {DRAWS:,} bootstrap samples of the runs. "
+            "The correlation is 1 if both rank the runs alike, 0 if the measure says nothing, and "
+            "below 0 if it prefers the worse runs. A column with the name of a method compares "
+            "settings of this method. The column `methods` compares one run of each method, with "
+            "the settings of its config. The number of runs is in brackets. For the column `lost`, "
+            "take the run that the measure likes best: it says by how many points of the linear "
+            "probe this run is below the best run (the mean and the largest value over the columns "
+            "of a method). For `alpha_req`, the distance from 1 is ranked. kNN needs labels; it is "
+            "there for comparison ([records](../../results/label_free/report.md)).",
+            "This table has the two measures of PCL's clusters, over the same settings of PCL "
             "([records](../../results/label_free_clusters/report.md)):",
             markdown_table(label_free_table(clusters)),
         ]

@@ -1,4 +1,4 @@
-"""What one training step asks of the host: operations, host waits and Python calls.
+"""What one training step asks of the host: operations, waits, copies and Python calls.
 
 A step is everything from the start of one batch to the start of the next: the crops, the networks,
 the loss, the optimiser, the momentum networks and queues, and what Lightning and this package do
@@ -38,7 +38,12 @@ BASES = {
     "protocpc": "byol",
 }
 """What a method of this package builds on."""
-WHAT = {"launches": "operations", "waits": "host waits", "calls": "Python calls"}
+WHAT = {
+    "launches": "operations",
+    "waits": "host waits",
+    "copies": "copies from the host",
+    "calls": "Python calls",
+}
 MORE = 0.03
 """Share by which a count may be above the record's."""
 _SETTINGS = (
@@ -78,7 +83,8 @@ class _Watch(Callback):
         """What it found."""
         waits = self.counter.waits if device == "cpu" else self.waits
         calls = pstats.Stats(self.profile).total_calls  # type: ignore[attr-defined]
-        return {"launches": self.counter.launches, "waits": len(waits), "calls": calls}
+        counted = {"launches": self.counter.launches, "waits": len(waits)}
+        return counted | {"copies": len(self.counter.copies), "calls": calls}
 
 
 def methods() -> list[str]:
@@ -92,7 +98,7 @@ def count_steps(names: Iterable[str], device: str = "cpu") -> dict[str, dict[str
 
     >>> found = count_steps(["simclr"])["simclr"]
     >>> list(found), found["launches"] > 100
-    (['launches', 'waits', 'calls'], True)
+    (['launches', 'waits', 'copies', 'calls'], True)
     """
     torch.set_num_threads(1)
     settings = [*_SETTINGS, f"accelerator={'gpu' if device == 'cuda' else 'cpu'}"]
@@ -138,7 +144,7 @@ def measure(effort: Effort) -> Measured:
     for name, numbers in found.items():
         base = found.get(BASES.get(name, ""))
         for key, what in WHAT.items():
-            most = at_most(base[key], "") if base and key == "waits" else None
+            most = at_most(base[key], "") if base and key in ("waits", "copies") else None
             note = f"{numbers[key] / base[key]:.2f} of the base method's" if base else ""
             line = Finding(f"{what} of a step of {name}", most, numbers[key], unit="", note=note)
             findings.append(replace(line, peer=BASES[name]) if base else line)

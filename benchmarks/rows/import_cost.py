@@ -6,7 +6,6 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any
 
 from benchmarks.record import Effort, Finding, Measured, at_most
 
@@ -40,39 +39,31 @@ print(start - begin - own, end - start + own)
 """
 
 
-def seconds() -> tuple[float, float]:
-    """Seconds of importing solo-learn, and of the plugin after it, in a fresh process."""
-    program = [sys.executable, "-c", PROGRAM]
-    out = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
-    return float(out[-2]), float(out[-1])
-
-
-def help_seconds() -> float:
-    """Seconds of one ``solo-ext --help``, the start of Python included."""
-    start = time.perf_counter()
-    program = [sys.executable, "-m", "solo_ext.lab.cli.main", "--help"]
-    subprocess.run(program, check=True, capture_output=True)
-    return time.perf_counter() - start
+def python(*words: str) -> str:
+    """What a fresh process prints."""
+    words = sys.executable, *words
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 def measure(effort: Effort) -> Measured:
     """Fresh processes, one after the other."""
-    plugin, hosts, shown = [], [], []
+    details: dict[str, list[float]] = {"plugin": [], "host": [], "help": []}
     for _ in range(min(ROUNDS, effort.rounds)):
-        loaded, cost = seconds()
-        hosts.append(loaded)
-        plugin.append(cost)
-        shown.append(help_seconds())
-    added = statistics.median(plugin)
-    details: dict[str, Any] = {"plugin": plugin, "host": hosts, "help": shown}
-    share = 100 * added / statistics.median(hosts)
-    peer: Any = {"peer": "solo-learn's import"}
-    note = f"slowest {1e3 * max(plugin):.0f} ms"
+        *_, loaded, cost = python("-c", PROGRAM).split()
+        details["host"].append(float(loaded))
+        details["plugin"].append(float(cost))
+        # The start of Python included.
+        start = time.perf_counter()
+        python("-m", "solo_ext.lab.cli.main", "--help")
+        details["help"].append(time.perf_counter() - start)
+    added, host, shown = (statistics.median(details[name]) for name in ("plugin", "host", "help"))
+    note = f"slowest {1e3 * max(details['plugin']):.0f} ms"
+    share, peer = 100 * added / host, "solo-learn's import"
     return Measured(
         [
             Finding("import and registration", at_most(100, "ms"), 1e3 * added, note=note),
-            Finding("import and registration, share", at_most(5, "%"), share, **peer),
-            Finding("solo-ext --help", at_most(1000, "ms"), 1e3 * statistics.median(shown)),
+            Finding("import and registration, share", at_most(5, "%"), share, peer=peer),
+            Finding("solo-ext --help", at_most(1000, "ms"), 1e3 * shown),
         ],
         details,
     )

@@ -2,65 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Work
-from benchmarks.operation import EXACT, Case, Goal, Setup, across, relative, unit
+from benchmarks.operation import EXACT, Case, Form, Goal, Setup, of_losses, unit
 from benchmarks.record import Effort
 from solo_ext.losses import MixDraws, mochi_loss_func
 from solo_ext.losses.mochi import plain_mochi
 
 BATCH, DIM, TEMPERATURE = 256, 128, 0.2
-HARD, PAIRS, QUERIES = 1024, 1024, 128
-
-
-def drawn(count: int, sizes: Sequence[int], device: str) -> MixDraws:
-    """What is mixed for each of ``count`` queries, by one call for each kind."""
-    hard, pairs, singles = sizes
-    return MixDraws(
-        torch.randint(hard, (count, pairs, 2), device=device),
-        torch.rand(count, pairs, device=device),
-        torch.randint(hard, (count, singles), device=device),
-        torch.rand(count, singles, device=device) / 2,
-    )
+MIXED = 1024, 1024, 128
 
 
 def setup(effort: Effort, size: int) -> Setup:
     """Variants with a queue of ``size``."""
-    batch = effort.size(BATCH)
-    query, key = unit(effort, batch, DIM).requires_grad_(), unit(effort, batch, DIM)
-    queue = unit(effort, effort.size(size), DIM)
-    counts = [effort.size(n) for n in (HARD, PAIRS, QUERIES)]
+    query, key = unit(effort, BATCH, DIM).requires_grad_(), unit(effort, BATCH, DIM)
+    inputs = query, key, unit(effort, size, DIM)
+    hard, pairs, singles = counts = [effort.size(n) for n in MIXED]
 
-    def of(loss: Callable[..., Tensor], *rest: Any) -> Work:
-        return lambda: torch.autograd.grad(loss(query, key, queue, *rest), query)[0]
+    def draws() -> MixDraws:
+        """By one call for each kind."""
+        shape, device = (len(query), singles), effort.device
+        return MixDraws(
+            torch.randint(hard, (len(query), pairs, 2), device=device),
+            torch.rand(len(query), pairs, device=device),
+            torch.randint(hard, shape, device=device),
+            torch.rand(shape, device=device) / 2,
+        )
 
-    def plain() -> Tensor:
-        draws = drawn(batch, counts, effort.device)
-        loss = plain_mochi(query, key, queue, counts[0], draws, TEMPERATURE)
-        return torch.autograd.grad(loss, query)[0]
+    def ours(*inputs: Any, given: MixDraws | None = None) -> Tensor:
+        return mochi_loss_func(*inputs, TEMPERATURE, *counts, given)
+
+    def plain(q: Tensor, k: Tensor, queue: Tensor, given: MixDraws | None = None) -> Tensor:
+        return plain_mochi(q, k, queue, hard, given or draws(), TEMPERATURE)
 
     # In fp32 negatives that are as hard as each other, but for the last bit, are ranked either way.
-    exact = query.detach().double().requires_grad_(), key.double(), queue.double()
-    draws = drawn(batch, counts, effort.device)
-    given = draws._replace(alpha=draws.alpha.double(), beta=draws.beta.double())
-
-    def of_given(loss: Callable[..., Tensor], *rest: Any) -> Work:
-        return lambda: torch.autograd.grad(loss(*exact, *rest), exact[0])[0]
-
-    return Setup(
-        {"ours": of(mochi_loss_func, TEMPERATURE, *counts), PLAIN: plain},
-        lambda found, expected: relative(across(found, exact[0]), across(expected, exact[0])),
-        {
-            "ours": of_given(mochi_loss_func, TEMPERATURE, *counts, given),
-            PLAIN: of_given(plain_mochi, counts[0], given, TEMPERATURE),
-        },
-    )
+    exact = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
+    drawn = draws()
+    drawn = drawn._replace(alpha=drawn.alpha.double(), beta=drawn.beta.double())
+    forms: dict[str, Form] = {"ours": ours, PLAIN: plain}
+    return of_losses(inputs, forms, {n: partial(f, given=drawn) for n, f in forms.items()}, exact)
 
 
 PLAIN = "plain (davidsvy)"
@@ -73,9 +57,6 @@ CASES = (
     Case(
         "MoCHi (1024, 1024, 128), K 65,536",
         partial(setup, size=65536),
-        (
-            Goal(PLAIN, 2.8, 20, most_difference=EXACT),
-            Goal(PLAIN, 2.5, device="cuda"),
-        ),
+        (Goal(PLAIN, 2.8, 20, most_difference=EXACT), Goal(PLAIN, 2.5, device="cuda")),
     ),
 )

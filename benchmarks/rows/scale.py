@@ -40,7 +40,7 @@ MOST_EMBED_MB, EMBED_ROWS, EMBED_DIM = 500, 10**6, 512
 CLASS = 1_000_000
 """Images of a class."""
 NAME = len("000/000000.jpg\0")
-BATCH, BATCHES = 256, 100
+BATCH = 256
 PROCESSES, OF_PROCESS = 512, 32
 """Those that share clusters and bank, and images of a batch that each of them has."""
 COUNTS, DIM = (25_000, 50_000, 100_000), 128
@@ -83,18 +83,14 @@ def step(call: Callable[[], Any]) -> tuple[Step, Any]:
 
 def make_listing(folder: Path, images: int) -> None:
     """Writes the listing of made images as ``open_listing`` does: classes of a million each."""
-    written = np.empty((CLASS, NAME), dtype=np.uint8)
-    written[:] = np.frombuffer(b"000/000000.jpg\0", dtype=np.uint8)
-    rest = np.arange(CLASS)
-    for place in range(9, 3, -1):
-        rest, digit = np.divmod(rest, 10)
-        written[:, place] += digit.astype(np.uint8)
+    written = bytearray().join(b"000/%06d.jpg\0" % number for number in range(CLASS))
+    names_of_class = np.frombuffer(written, dtype=np.uint8).reshape(CLASS, NAME)
     classes = [f"{number:03d}" for number in range(-(-images // CLASS))]
     with open(folder / "names", "wb") as names, open(folder / "targets", "wb") as targets:
         for target, name in enumerate(classes):
             count = min(images - target * CLASS, CLASS)
-            written[:, :3] = np.frombuffer(name.encode(), dtype=np.uint8)
-            written[:count].tofile(names)
+            names_of_class[:, :3] = np.frombuffer(name.encode(), dtype=np.uint8)
+            names_of_class[:count].tofile(names)
             np.full(count, target, dtype=np.int32).tofile(targets)
     starts = np.append(np.arange(0, images, 64), images) * NAME
     starts.tofile(folder / "starts")
@@ -102,12 +98,10 @@ def make_listing(folder: Path, images: int) -> None:
     (folder / "about.json").write_text(json.dumps(about))
 
 
-def served(listing: Listing, first: int, batches: int) -> Step:
-    """Reads the paths of batches of the last of 8 ranks, from the batch ``first`` on."""
+def first_paths(listing: Listing) -> int:
+    """Reads the paths of the first batch of the last of 8 ranks."""
     sampler = EpochSampler(len(listing), 5, 8, 7)
-    sampler.start = first * BATCH
-    paths = (listing[key.sample][0] for key in islice(sampler, batches * BATCH))
-    return step(lambda: sum(map(len, paths)))[0]
+    return sum(len(listing[key.sample][0]) for key in islice(sampler, BATCH))
 
 
 def shared_out(images: int) -> dict[str, Step]:
@@ -115,29 +109,28 @@ def shared_out(images: int) -> dict[str, Step]:
 
     The other processes are not there: what they would send is what this one sends itself.
     """
+    samples = torch.randint(images, (OF_PROCESS,))
+
+    def filled() -> tuple[ClusterPrototypes, FeatureBank]:
+        clusters, bank = ClusterPrototypes(COUNTS, DIM), FeatureBank(DIM)
+        bank.resize_(images)
+        # Zeros alone would take no memory yet.
+        bank.value.fill_(1)
+        share = bank.filled.fill_(True).to(torch.int32)
+        clusters.assignments = share.expand(len(COUNTS), -1).clone()
+        return clusters, bank
+
+    def batch() -> None:
+        clusters.assignments_of(samples)
+        keys = torch.ones(OF_PROCESS, DIM)
+        bank.update_(distributed.gather(samples), distributed.gather(keys))
+
     dist.init_process_group("fake", rank=PROCESSES - 1, world_size=PROCESSES, store=FakeStore())
     try:
-        made, (clusters, bank) = step(lambda: _state(images))
-        samples = torch.randint(images, (OF_PROCESS,))
-
-        def batch() -> None:
-            clusters.assignments_of(samples)
-            keys = torch.ones(OF_PROCESS, DIM)
-            bank.update_(distributed.gather(samples), distributed.gather(keys))
-
+        made, (clusters, bank) = step(filled)
         return {"clusters and bank made": made, "clusters and bank of a batch": step(batch)[0]}
     finally:
         dist.destroy_process_group()
-
-
-def _state(images: int) -> tuple[ClusterPrototypes, FeatureBank]:
-    clusters, bank = ClusterPrototypes(COUNTS, DIM), FeatureBank(DIM)
-    bank.resize_(images)
-    # Zeros alone would take no memory yet.
-    bank.value.fill_(1)
-    share = bank.filled.fill_(True).to(torch.int32)
-    clusters.assignments = share.expand(len(COUNTS), -1).clone()
-    return clusters, bank
 
 
 def start(images: int) -> Measured:
@@ -156,13 +149,10 @@ def start(images: int) -> Measured:
         steps = {
             "listing opened": opened,
             "labels for the E-step": step(lambda: labels_of(views))[0],
-            "paths of the first batch": served(listing, 0, 1),
+            "paths of the first batch": step(lambda: first_paths(listing))[0],
             **shared_out(images),
         }
         seconds = sum(one.seconds for one in steps.values())
-        steps["paths of 100 batches"] = served(listing, 1, BATCHES)
-        last = images // 8 // BATCH - BATCHES
-        steps["paths of the last 100 batches"] = served(listing, last, BATCHES)
     grown = max(one.bytes for one in steps.values()) / 1e6
     findings = [Finding(label, t, n) for t, n in zip(most, (seconds, grown), strict=True)]
     return Measured(findings, {label: {name: one._asdict() for name, one in steps.items()}})
@@ -173,21 +163,17 @@ def embedded(rows: int) -> Measured:
     samples = ((f"photos/{i // 1000:04d}/{i:07d}.jpg", i % 100) for i in range(rows))
     draws = np.random.default_rng(0)
 
-    def fill() -> None:
+    def fill(folder: str) -> None:
         images = ImageFiles(Listing.of(samples, [f"class {c}" for c in range(100)]))
-        columns = _Columns(images, EMBED_DIM, None)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            PartsWriter(
-                Path(folder, "made.parquet"), "made", {}, columns.table, rows, columns.width
-            ) as writer,
-        ):
+        columns, out = _Columns(images, EMBED_DIM, None), Path(folder, "made.parquet")
+        with PartsWriter(out, "made", {}, columns.table, rows, columns.width) as writer:
             for first in range(0, rows, BATCH):
                 indices = np.arange(first, min(first + BATCH, rows))
                 writer.add(indices, draws.standard_normal((len(indices), EMBED_DIM), np.float32))
             assert writer.close().rows == rows
 
-    found = step(fill)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        found = step(lambda: fill(folder))[0]
     label, most = f"embed: memory for {rows:,} rows x {EMBED_DIM}", at_most(MOST_EMBED_MB, "MB")
     return Measured([Finding(label, most, found.bytes / 1e6)], {label: found._asdict()})
 

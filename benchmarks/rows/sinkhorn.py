@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Work
-from benchmarks.operation import (
-    EXACT,
-    NARROW,
-    Case,
-    Goal,
-    Setup,
-    compiled,
-    peer,
-    unit,
-)
+from benchmarks.operation import EXACT, NARROW, Case, Goal, Setup, unit
 from benchmarks.record import Effort
 from solo_ext import host
 from solo_ext.core.precision import full_precision_products
 from solo_ext.kernels.sinkhorn import Assignment, assign
 from solo_ext.memory import sinkhorn
 
-BATCH, DIM, EPSILON, ITERATIONS = 512, 128, 0.04, 3
+BATCH, SIZE, DIM, EPSILON, ITERATIONS = 512, 65536, 128, 0.04, 3
 
 
 def plain_sinkhorn(
@@ -65,25 +52,17 @@ def row_error(found: Tensor | Assignment, expected: Tensor) -> float:
     return float((found - expected).abs().sum(1).max())
 
 
-def setup(effort: Effort, size: int) -> Setup:
-    """Variants with ``size`` prototypes."""
-    batch, size = effort.size(BATCH), effort.size(size)
-    scores = unit(effort, batch, DIM) @ unit(effort, size, DIM).T
+def setup(effort: Effort) -> Setup:
+    """Variants of the assignments of a batch."""
+    scores = unit(effort, BATCH, DIM) @ unit(effort, SIZE, DIM).T
     theirs = host.load().solo.utils.sinkhorn_knopp.SinkhornKnopp(ITERATIONS, EPSILON, 1)
-
-    def lightly(module: Any) -> Work:
-        return lambda: module.sinkhorn(scores, ITERATIONS, EPSILON)
-
     return Setup(
         {
             "ours": lambda: sinkhorn(scores, EPSILON, ITERATIONS),
-            "of cosines": lambda: sinkhorn(scores, EPSILON, ITERATIONS, unit=True),
             "factors": lambda: factors(scores),
             "factors, bfloat16": lambda: factors(scores, torch.bfloat16),
-            "plain (SwAV)": lambda: plain_sinkhorn(scores),
-            "compiled": compiled(effort, plain_sinkhorn, scores),
+            PLAIN: lambda: plain_sinkhorn(scores),
             "solo-learn": lambda: theirs(scores),
-            "lightly": peer("lightly.loss.swav_loss", lightly),
         },
         row_error,
     )
@@ -93,24 +72,13 @@ PLAIN = "plain (SwAV)"
 CASES = (
     Case(
         "Sinkhorn 512 x 65,536",
-        partial(setup, size=65536),
+        setup,
         (
             Goal(PLAIN, 2.0, 1.9, ours="factors", most_difference=EXACT, most_launches=27),
             Goal("solo-learn", 2.0, ours="factors", most_difference=EXACT),
-            Goal("lightly", 2.0, ours="factors", most_difference=EXACT),
             Goal(PLAIN, 2.8, 3.4, ours="factors, bfloat16", most_difference=NARROW),
             Goal("solo-learn", 0, most_difference=EXACT, most_launches=87),
-            Goal("solo-learn", 0, ours="of cosines", most_difference=EXACT),
-            Goal("compiled", 0, most_difference=EXACT),
             Goal(PLAIN, 4.0, ours="factors", device="cuda"),
-        ),
-    ),
-    Case(
-        "Sinkhorn 512 x 3,000",
-        partial(setup, size=3000),
-        (
-            Goal("solo-learn", 0, ours="factors", most_difference=EXACT),
-            Goal("solo-learn", 0, most_difference=EXACT),
         ),
     ),
 )

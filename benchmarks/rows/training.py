@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,13 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmarks.measure import peak_bytes, ratio
 from benchmarks.record import Effort, Finding, Measured, at_most
-from benchmarks.trainers import a_teacher, race_trainers, train, training_images
+from benchmarks.trainers import (
+    a_teacher,
+    race_trainers,
+    time_one_by_one,
+    train,
+    training_images,
+)
 
 Run = tuple[str, tuple[str, ...]]
 """Config, and changes of its settings."""
@@ -28,33 +33,23 @@ PCL = ("method_kwargs.num_prototypes=[25,62,125]", "method_kwargs.warmup_epochs=
 HEAD = ("method_kwargs.head=teacher",)
 # One large and six small crops; the teacher sees the large one.
 MULTI_CROP = (
+    *HEAD,
     "solo_ext/augmentations@augmentations=dino_multicrop",
     "augmentations.0.crop_size=32",
     "augmentations.1.crop_size=16",
 )
-RUNS: dict[str, Run] = {
-    "simclr": ("simclr", ()),
-    "debiased": ("debiased", ()),
-    "hard_negative": ("hard_negative", ()),
-    "metric": ("metric", ()),
-    "nnclr": ("nnclr", ()),
-    "nnclr_symmetric": ("nnclr_symmetric", ()),
-    "mocov2plus": ("mocov2plus", ()),
-    "mochi": ("mochi", ("method_kwargs.mixing.warmup_epochs=0",)),
-    "pcl, weight 0": ("pcl", (*PCL, "method_kwargs.proto_weight=0")),
-    "pcl": ("pcl", PCL),
-    "pcl, bank": ("pcl", (*PCL, "method_kwargs.e_step=bank")),
+CHANGES: dict[str, tuple[str, ...]] = {
+    "mochi": ("method_kwargs.mixing.warmup_epochs=0",),
+    "pcl": PCL,
+    "pcl, weight 0": (*PCL, "method_kwargs.proto_weight=0"),
+    "pcl, bank": (*PCL, "method_kwargs.e_step=bank"),
     # As many prototypes, and no queue, which the other one has none of.
-    "swav": ("swav", ("method_kwargs.num_prototypes=1024", "method_kwargs.queue_size=0")),
-    "protocpc": ("protocpc", ()),
-    "seed": ("seed", HEAD),
-    "protoseed": ("protoseed", HEAD),
-    "seed, multi-crop": (
-        "seed",
-        (*HEAD, *MULTI_CROP, "method_kwargs.small_crop_target=large"),
-    ),
-    "protoseed, multi-crop": ("protoseed", (*HEAD, *MULTI_CROP)),
+    "swav": ("method_kwargs.num_prototypes=1024", "method_kwargs.queue_size=0"),
+    **dict.fromkeys(("seed", "protoseed"), HEAD),
+    "seed, multi-crop": (*MULTI_CROP, "method_kwargs.small_crop_target=large"),
+    "protoseed, multi-crop": MULTI_CROP,
 }
+"""Of the config that a run is named after."""
 FAMILIES = {
     "simclr": ("debiased", "hard_negative", "metric"),
     "nnclr": ("nnclr_symmetric",),
@@ -64,8 +59,6 @@ FAMILIES = {
     "seed, multi-crop": ("protoseed, multi-crop",),
 }
 """Methods by the base method that they are compared with."""
-HOSTS = ("simclr", "nnclr", "mocov2plus", "swav")
-"""Base methods of solo-learn."""
 JUDGED = ("simclr", "nnclr", "mocov2plus")
 """Those whose memory is not to be exceeded; SwAV has no momentum networks, SEED is ours."""
 MEMORY = 1.01
@@ -88,62 +81,63 @@ EPOCHS = {
 """Most that an epoch may take on each device, as a ratio to MoCo v2+'s."""
 STEP_ROUNDS, EPOCH_ROUNDS = 15, 3
 QUEUES = ("mocov2plus", "mochi", "nnclr", "pcl", "seed")
-TAUGHT = ("seed", "protoseed")
-"""Configs that need a teacher."""
 
 
-def given(effort: Effort, name: str) -> Run:
+def given(effort: Effort, name: str, *more: str) -> Run:
     """A run, made smaller where the effort is."""
-    config, changes = RUNS[name]
-    if effort.shrink == 1:
-        return config, changes
-    if config in QUEUES:
-        changes = (*changes, f"method_kwargs.queue_size={10 * effort.size(256)}")
-    if config == "pcl":
-        changes = (*changes, "method_kwargs.num_prototypes=[5,10]")
+    config, changes = name.partition(",")[0], (*CHANGES.get(name, ()), *more)
+    if effort.shrink > 1 and config in QUEUES:
+        changes += (f"method_kwargs.queue_size={10 * effort.size(256)}",)
+    if effort.shrink > 1 and config == "pcl":
+        changes += ("method_kwargs.num_prototypes=[5,10]",)
     return config, changes
 
 
-def taught(effort: Effort, names: Iterable[str]) -> contextlib.AbstractContextManager[None]:
+def taught(effort: Effort, runs: Mapping[str, Run]) -> contextlib.AbstractContextManager[None]:
     """A teacher inside the block, if one of the runs needs it."""
-    needed = any(RUNS[name][0] in TAUGHT for name in names)
+    needed = any(config in ("seed", "protoseed") for config, _ in runs.values())
     return a_teacher(effort) if needed else contextlib.nullcontext()
 
 
 def called(base: str) -> str:
     """A base method, as the table names it."""
-    return f"{base} of solo-learn" if base in HOSTS else base
+    return base if base.startswith("seed") else f"{base} of solo-learn"
 
 
 def raced(
-    effort: Effort, base: str, runs: dict[str, Run], rounds: int, per_epoch: bool = False
+    effort: Effort, base: str, runs: dict[str, Run], per_epoch: bool = False
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Time of each run over the base's, which runs ``again`` too, and all seconds.
 
     The first rounds are left out: three steps, or an epoch.
     """
-    skip = 1 if per_epoch or effort.shrink > 1 else 3
-    with taught(effort, [name for name in runs if name in RUNS]):
+    rounds, skip = (EPOCH_ROUNDS, 1) if per_epoch else (STEP_ROUNDS, 3)
+    if effort.shrink > 1:
+        rounds, skip = 1 if per_epoch else effort.rounds, 1
+    with taught(effort, runs):
         runs = {**runs, "again": runs[base]}
         seconds = race_trainers(effort, runs, per_epoch=per_epoch, rounds=rounds + skip)
     timed = {name: spent[skip:] for name, spent in seconds.items()}
     return {name: ratio(timed, name, base) for name in timed}, seconds
 
 
+def line(label: str, base: str, over: dict[str, float], name: str, most: float | None) -> Finding:
+    """That of a run over its base."""
+    target = None if most is None else at_most(most)
+    label = label.format(name, base)
+    return Finding(label, target, over[name], peer=called(base), again=over["again"])
+
+
 def steps(effort: Effort) -> Measured:
     """A race of steps for each base method."""
-    rounds = STEP_ROUNDS if effort.shrink == 1 else effort.rounds
     findings, details = [], {}
     for base, methods in FAMILIES.items():
         runs = {name: given(effort, name) for name in (base, *methods)}
-        over, details[base] = raced(effort, base, runs, rounds)
+        over, details[base] = raced(effort, base, runs)
         for name in methods:
-            most = MOST.get(name)
-            if effort.device == "cuda" and base != "swav":
-                most = GPU_MOST
-            label, target = f"step of {name} over {base}", None if most is None else at_most(most)
-            line = Finding(label, target, over[name], peer=called(base), again=over["again"])
-            findings.append(line)
+            gpu = effort.device == "cuda" and base != "swav"
+            most = GPU_MOST if gpu else MOST.get(name)
+            findings.append(line("step of {} over {}", base, over, name, most))
     return Measured(findings, details)
 
 
@@ -151,51 +145,58 @@ def epochs(effort: Effort) -> Measured:
     """A race of epochs."""
     base = "mocov2plus"
     runs = {name: given(effort, name) for name in (base, *EPOCHS)}
-    rounds = EPOCH_ROUNDS if effort.shrink == 1 else 1
-    over, seconds = raced(effort, base, runs, rounds, per_epoch=True)
-    findings = [
-        Finding(
-            f"epoch of {name} over {base}",
-            at_most(most[effort.device]),
-            over[name],
-            peer=called(base),
-            again=over["again"],
-        )
-        for name, most in EPOCHS.items()
-    ]
+    over, seconds = raced(effort, base, runs, per_epoch=True)
+    label, most = "epoch of {} over {}", {n: each[effort.device] for n, each in EPOCHS.items()}
+    findings = [line(label, base, over, name, most[name]) for name in EPOCHS]
     return Measured(findings, {"seconds": seconds})
 
 
 def compiled(effort: Effort) -> Measured:
     """Steps of SimCLR with compiled networks, beside the same without."""
-    line = Finding("step of simclr, compiled networks", None, peer="not compiled")
+    label, without = "step of simclr, compiled networks", "not compiled"
     if not effort.compiled:
-        return Measured([replace(line, note="not compiled with --quick")], {})
-    runs = {"simclr": RUNS["simclr"], "compiled": ("simclr", ("performance.compile=true",))}
-    over, seconds = raced(effort, "simclr", runs, STEP_ROUNDS)
-    line = replace(line, measured=1 / over["compiled"], again=over["again"])
-    return Measured([line], {"seconds": seconds})
+        note = "not compiled with --quick"
+        return Measured([Finding(label, None, peer=without, note=note)], {})
+    runs = {without: given(effort, "simclr")}
+    runs["compiled"] = given(effort, "simclr", "performance.compile=true")
+    over, seconds = raced(effort, without, runs)
+    found = Finding(label, None, 1 / over["compiled"], peer=without, again=over["again"])
+    return Measured([found], {"seconds": seconds})
 
 
 def graphs(effort: Effort) -> Measured:
     """Steps with CUDA graphs: a base method beside itself without, and ours beside it."""
-    label = "step of simclr, CUDA graphs"
     if effort.device != "cuda":
-        note = "needs a GPU"
-        return Measured([Finding(label, None, peer="without graphs", note=note)], {})
-    rounds = STEP_ROUNDS if effort.shrink == 1 else effort.rounds
+        label = "step of simclr, CUDA graphs"
+        return Measured([Finding(label, None, peer="without graphs", note="needs a GPU")], {})
     findings, details = [], {}
     for base in JUDGED:
-        runs = {name: given(effort, name) for name in (base, *FAMILIES[base])}
-        runs = {name: (c, (*more, "performance.graphs=true")) for name, (c, more) in runs.items()}
-        without = "without graphs"
-        over, details[base] = raced(effort, base, {**runs, without: given(effort, base)}, rounds)
-        findings.append(Finding(f"step of {base}, CUDA graphs", None, over[without], peer=without))
-        for name in FAMILIES[base]:
-            label, most = f"step of {name} over {base}, CUDA graphs", at_most(GPU_MOST)
-            line = Finding(label, most, over[name], peer=called(base), again=over["again"])
-            findings.append(line)
+        found, details[base] = graphs_of(effort, base)
+        findings += found
     return Measured(findings, details)
+
+
+def graphs_of(effort: Effort, base: str) -> tuple[list[Finding], dict[str, Any]]:
+    """Those of a base method and of ours that build on it; one that fails keeps none back."""
+    rounds, skip = (STEP_ROUNDS, 3) if effort.shrink == 1 else (effort.rounds, 1)
+    without, again = "without graphs", "again"
+    names = base, *FAMILIES[base]
+    runs = {name: given(effort, name, "performance.graphs=true") for name in names}
+    runs |= {without: given(effort, base), again: runs[base]}
+    seconds, failed = time_one_by_one(effort, runs, rounds + skip)
+    timed = {name: spent[skip:] for name, spent in seconds.items()}
+
+    def over(name: str, to: str) -> dict[str, Any]:
+        if why := failed.get(name) or failed.get(to):
+            return {"note": why}
+        return {"measured": ratio(timed, name, to)}
+
+    findings = [Finding(f"step of {base}, CUDA graphs", None, peer=without, **over(without, base))]
+    same = over(again, base).get("measured")
+    for name in FAMILIES[base]:
+        label, most = f"step of {name} over {base}, CUDA graphs", at_most(GPU_MOST)
+        findings.append(Finding(label, most, peer=called(base), again=same, **over(name, base)))
+    return findings, {"seconds": seconds, "failed": failed}
 
 
 class Peak(Callback):
@@ -220,21 +221,18 @@ class Peak(Callback):
 
 def memory(effort: Effort) -> Measured:
     """Of forward pass and loss of every method, beside its base method."""
-    names = {name for base, methods in FAMILIES.items() for name in (base, *methods)}
-    found = {name: Peak(effort.device) for name in RUNS if name in names}
+    findings, mib = [], dict[str, float]()
     with tempfile.TemporaryDirectory() as folder:
         images = training_images(effort, Path(folder), steps=2)
-        with taught(effort, found):
-            for name, peak in found.items():
-                train(effort, *given(effort, name), images, 1, peak)
-    findings = [
-        Finding(
-            f"memory of forward pass and loss of {name}",
-            at_most(MEMORY) if base in JUDGED else None,
-            found[name].mib / found[base].mib,
-            peer=called(base),
-        )
-        for base, methods in FAMILIES.items()
-        for name in methods
-    ]
-    return Measured(findings, {name: {"mib": peak.mib} for name, peak in found.items()})
+        for base, methods in FAMILIES.items():
+            runs = {name: given(effort, name) for name in (base, *methods)}
+            with taught(effort, runs):
+                for name, run in runs.items():
+                    peak = Peak(effort.device)
+                    train(effort, *run, images, 1, peak)
+                    mib[name] = peak.mib
+            target = at_most(MEMORY) if base in JUDGED else None
+            for name in methods:
+                label, share = f"memory of forward pass and loss of {name}", mib[name] / mib[base]
+                findings.append(Finding(label, target, share, peer=called(base)))
+    return Measured(findings, {name: {"mib": each} for name, each in mib.items()})
