@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["litdata==0.2.76", "datasets==5.2.0", "moto[server]==5.2.5", "optuna==5.0.0",
-#                 "submitit==1.5.4", "torch", "torchvision", "pillow"]
+#                 "submitit==1.5.4", "torch"]
 # ///
 """Asks other libraries for what our own readers and benchmarks promise, a line for each check.
 
@@ -14,8 +14,8 @@ docs/project/libraries.md has what they said.
 from __future__ import annotations
 
 import io
+import logging
 import os
-import socket
 import subprocess
 import sys
 import tarfile
@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 COUNT, EACH, CHUNK = 60, 10, "chunk-0-2.bin"
-ADDRESS = "s3://bucket/chunks"
 
 
 def say(check: str, do: Callable[[], Any]) -> None:
@@ -39,12 +38,9 @@ def say(check: str, do: Callable[[], Any]) -> None:
     print(f"{check}: {found} ({time.monotonic() - begin:.0f} s)", flush=True)
 
 
-def png(level: int) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (6, 6), (level, 2 * level, 255 - level)).save(file, "PNG")
-    return file.getvalue()
+def image(index: int) -> bytes:
+    """Stands for a file, whose content no check looks into."""
+    return b"image %03d" % index
 
 
 class Litdata:
@@ -63,7 +59,7 @@ class Litdata:
         return len(self.images)
 
     def __getitem__(self, index: int) -> bool:
-        return self.images[index] == {"image": png(index), "label": index // 20}
+        return self.images[index] == {"image": image(index), "label": index // 20}
 
     def in_order(self, workers: int) -> str:
         from torch.utils.data import DataLoader
@@ -73,12 +69,12 @@ class Litdata:
         return f"{sum(right for batch in loader for right in batch)} of {len(self)} are right"
 
 
-def written(root: Path, samples: list[Any] | None = None) -> Path:
+def written(root: Path, *samples: Any) -> Path:
     from litdata.streaming.writer import BinaryWriter
 
     writer = BinaryWriter(str(root), chunk_size=EACH)
-    every = samples or [{"image": png(i), "label": i // 20} for i in range(COUNT)]
-    for index, sample in enumerate(every):
+    made = [{"image": image(i), "label": i // 20} for i in range(COUNT)]
+    for index, sample in enumerate(samples or made):
         writer[index] = sample
     writer.done()
     writer.merge()
@@ -95,7 +91,7 @@ def litdata_faults(root: Path) -> None:
     damages = {
         "missing": Path.unlink,
         "cut": lambda file: os.truncate(file, file.stat().st_size - 5),
-        "changed": lambda file: file.write_bytes(file.read_bytes().replace(png(23), png(24))),
+        "changed": lambda file: file.write_bytes(file.read_bytes().replace(image(23), image(24))),
     }
     for name, damage in damages.items():
         damage(written(root / name) / CHUNK)
@@ -105,17 +101,14 @@ def litdata_faults(root: Path) -> None:
 class Touch:
     """What calls a function when it is unpickled."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
     def __reduce__(self) -> Any:
-        return Path.touch, (self.file,)
+        return Path.touch, (Path("ran"),)
 
 
 def litdata_code(root: Path) -> None:
-    written(root / "chunks", [{"image": Touch(root / "ran"), "label": 0}])
-    Litdata(root / "chunks")[0]
-    print("the code of a data set runs:", (root / "ran").exists())
+    os.chdir(root)
+    Litdata(written(root / "chunks", {"image": Touch(), "label": 0}))[0]
+    print("the code of a data set runs:", Path("ran").exists())
 
 
 def litdata_mosaicml(_: Path) -> None:
@@ -123,56 +116,49 @@ def litdata_mosaicml(_: Path) -> None:
     say("plain shards of MosaicML", lambda: len(Litdata(place)))
 
 
-class Server:
-    """S3, with the chunks."""
+def serve(files: Path, port: int = 0) -> tuple[Any, Any]:
+    """A server of S3 with the chunks in a bucket, and its client."""
+    import boto3
+    from moto.server import ThreadedMotoServer
 
-    def __init__(self, files: Path, port: int = 0) -> None:
-        import boto3
-
-        with socket.create_server(("127.0.0.1", port)) as free:
-            self.port = free.getsockname()[1]
-        given = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
-        given["ENDPOINT_URL"] = f"http://127.0.0.1:{self.port}"
-        os.environ |= {f"AWS_{key}": value for key, value in given.items()}
-        words = [sys.executable, "-m", "moto.server", "-p", str(self.port)]
-        self.process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-        time.sleep(10)
-        self.client = boto3.client("s3")
-        self.client.create_bucket(Bucket="bucket")
-        for file in files.iterdir():
-            self.put(file.name, file.read_bytes())
-
-    def put(self, name: str, content: bytes) -> None:
-        self.client.put_object(Bucket="bucket", Key=f"chunks/{name}", Body=content)
+    server = ThreadedMotoServer(port=port, verbose=False)
+    server.start()
+    given = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
+    given["ENDPOINT_URL"] = "http://127.0.0.1:{1}".format(*server.get_host_and_port())
+    os.environ |= {f"AWS_{key}": value for key, value in given.items()}
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="bucket")
+    for file in files.iterdir():
+        client.upload_file(str(file), "bucket", f"chunks/{file.name}")
+    return server, client
 
 
 def litdata_s3(root: Path, case: str) -> None:
-    server = Server(written(root / "chunks"))
+    server, client = serve(written(root / "chunks"))
+    chunk = {"Bucket": "bucket", "Key": f"chunks/{CHUNK}"}
     if case == "a chunk is missing":
-        server.client.delete_object(Bucket="bucket", Key=f"chunks/{CHUNK}")
+        client.delete_object(**chunk)
     if case == "a chunk is cut":
-        server.put(CHUNK, (root / "chunks" / CHUNK).read_bytes()[:-5])
-    images = Litdata(ADDRESS, whole=case != "one image")
+        client.put_object(**chunk, Body=(root / "chunks" / CHUNK).read_bytes()[:-5])
+    images = Litdata("s3://bucket/chunks", whole=case != "one image")
+    do: Callable[[], Any] = partial(images.__getitem__, 23)
+    if case == "a drawn order":
+        do = partial(images.in_order, 0)
     if case == "two workers after a first image":
         assert images[3]
-        say(f"S3, {case}", lambda: images.in_order(2))
-    elif case == "a drawn order":
-        say(f"S3, {case}", lambda: images.in_order(0))
-    elif case == "the server is killed":
+        do = partial(images.in_order, 2)
+    if case == "the server is killed":
         assert images[3]
-        server.process.kill()
-        say(f"S3, {case}", lambda: images[33])
-        server = Server(root / "chunks", server.port)
+        server.stop()
+    say(f"S3, {case}", do)
+    if case == "the server is killed":
+        serve(root / "chunks", server.get_host_and_port()[1])
         say("S3, the server is back", lambda: images[43])
-    else:
-        say(f"S3, {case}", lambda: images[23])
-    server.process.kill()
 
 
 def datasets_tars(root: Path) -> None:
     import datasets
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     datasets.disable_progress_bars()
 
     def load(name: str, streaming: bool = False, end: int | None = None) -> Any:
@@ -180,7 +166,7 @@ def datasets_tars(root: Path) -> None:
         place.mkdir()
         for index in range(COUNT):
             with tarfile.open(place / f"train-{index // EACH}.tar", "a") as tar:
-                for kind, content in (("png", png(index)), ("cls", b"%d" % (index // 20))):
+                for kind, content in (("bin", image(index)), ("cls", b"%d" % (index // 20))):
                     member = tarfile.TarInfo(f"{index:03}.{kind}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
@@ -199,20 +185,18 @@ def datasets_tars(root: Path) -> None:
 def optuna_order(_: Path) -> None:
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     lr = {"lr": optuna.distributions.FloatDistribution(0.03, 1.0, log=True)}
 
-    def draws(sampler: Any, at_once: int) -> list[float]:
-        study, trials = optuna.create_study(sampler=sampler), list[Any]()
-        for number in range(16):
-            trials.append(study.ask(lr))
-            if (number + 1) % at_once == 0:
-                for trial in trials[-at_once:]:
-                    study.tell(trial, trial.params["lr"])
-        return [trial.params["lr"] for trial in trials]
+    def draws(sampler: Any, one_by_one: bool) -> list[float]:
+        study, found = optuna.create_study(sampler=sampler), []
+        for trial in (study.ask(lr) for _ in range(16)):
+            found.append(trial.params["lr"])
+            if one_by_one:
+                study.tell(trial, found[-1])
+        return found
 
     for kind in (optuna.samplers.TPESampler, optuna.samplers.QMCSampler):
-        same = draws(kind(seed=0), 1) == draws(kind(seed=0), 16)
+        same = draws(kind(seed=0), True) == draws(kind(seed=0), False)
         print(f"{kind.__name__}, the same trials one by one and side by side:", same)
     for order in (range(8), range(7, -1, -1)):
         pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4)
@@ -241,17 +225,17 @@ def submitit_at_once(root: Path) -> None:
     print("six jobs, two at a time; most at once:", most)
 
 
-EVERY = [litdata_order, litdata_faults, litdata_code, litdata_mosaicml, datasets_tars]
+S3 = ("one image", "a drawn order", "two workers after a first image")
+S3 += ("a chunk is missing", "a chunk is cut", "the server is killed")
+EVERY = litdata_order, litdata_faults, litdata_code, litdata_mosaicml, datasets_tars, optuna_order
 CHECKS: dict[str, Callable[[Path], None]] = {
-    check.__name__: check for check in [*EVERY, optuna_order, submitit_at_once]
+    **{check.__name__: check for check in (*EVERY, submitit_at_once)},
+    **{case: partial(litdata_s3, case=case) for case in S3},
 }
-for name in ("one image", "a drawn order", "two workers after a first image"):
-    CHECKS[name] = partial(litdata_s3, case=name)
-for name in ("a chunk is missing", "a chunk is cut", "the server is killed"):
-    CHECKS[name] = partial(litdata_s3, case=name)
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--here"]:
+        logging.disable()
         CHECKS[sys.argv[2]](Path(sys.argv[3]))
         sys.stdout.flush()
         # Threads and workers of the libraries may wait for ever.

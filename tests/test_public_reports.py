@@ -23,15 +23,14 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from solo_ext.config.schema import Backbone, Crop, Data
-from solo_ext.core.errors import ConfigError, UserError
+from solo_ext.core.errors import ConfigError
 from solo_ext.data.images import open_images
 from solo_ext.data.reading import UnreadableImage, decode_image
-from solo_ext.data.transforms import eval_transform
 from solo_ext.host.backbones import BackboneTable, build_backbone
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.evaluation.supervised import Classifier
 from solo_ext.lab.training.prepare import prepare, tell_of
-from solo_ext.lab.training.pretrain import pretrain, resume
+from solo_ext.lab.training.pretrain import resume
 from solo_ext.losses import debiased_loss_func, hard_negative_loss_func, nt_xent_loss_func
 from solo_ext.methods.metric_criteria import Batch, TripletCriterion
 from solo_ext.pretrained.weights import start_from
@@ -293,24 +292,6 @@ def test_signed_grey_levels_have_no_stated_range(kind: Any) -> None:
         decode_image(grey_tiff(levels, 1, sample_format=2), lambda: "a.tif")
 
 
-def test_a_fixed_view_is_smoothed() -> None:
-    """A checkerboard of single pixels becomes grey at half the size, not black or white."""
-    board = 255 * (np.indices((448, 448)).sum(0) % 2)
-    image = Image.fromarray(np.repeat(board[..., None], 3, axis=2).astype(np.uint8))
-    view = eval_transform(224, (0.0,) * 3, (1.0,) * 3)(image)
-    assert float((view - 0.5).abs().max()) < 0.01
-
-
-@pytest.mark.parametrize("exif", [3, 6, 8])
-def test_pixels_stay_as_they_are_stored(exif: int) -> None:
-    """Neither a rotation in EXIF nor a colour profile changes them, as in torchvision."""
-    turned, file = Image.Exif(), io.BytesIO()
-    turned[274] = exif
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG", exif=turned, icc_profile=b"a profile")
-    assert (np.asarray(decode_image(file.getvalue(), lambda: "a.png")) == pixels).all()
-
-
 @pytest.mark.parametrize("key", ["mean", "std"])
 def test_statistics_are_of_pixels_up_to_one(key: str, make_config: MakeConfig) -> None:
     """Those of pixels up to 255 would make all images alike."""
@@ -469,36 +450,3 @@ def test_weights_of_a_size_that_timm_itself_does_not_fit(
 def replaced(config: dict[str, Any], backbone: dict[str, Any]) -> dict[str, Any]:
     """The config with another backbone, none of whose arguments stay."""
     return {**config, "backbone": backbone}
-
-
-def test_weights_under_other_names_are_not_passed_over(
-    make_config: MakeConfig, tmp_path: Path
-) -> None:
-    """A lenient load would start from random weights and say nothing."""
-    network = timm.create_model("resnet10t", channels=(8, 8, 8, 8))
-    renamed = {f"net.{key}": value for key, value in network.state_dict().items()}
-    torch.save({"state_dict": renamed}, tmp_path / "weights.pth")
-    config = make_config("simclr", backbone={"weights": str(tmp_path / "weights.pth")})
-    with pytest.raises(UserError, match="a file of no layout that is known"):
-        pretrain(prepare(config), run_dir=tmp_path / "run", show_progress=False)
-    assert not (tmp_path / "run").exists()
-
-
-# Logs.
-
-
-def test_the_earlier_table_of_a_resumed_run_is_kept(
-    make_config: MakeConfig, tmp_path: Path
-) -> None:
-    checkpoint = {"every_n_steps": 1}
-    config = make_config(
-        "debiased", loggers=["csv"], log_every_n_steps=1, checkpoint=checkpoint, max_epochs=3
-    )
-    with pytest.raises(RuntimeError, match="killed"):
-        train(config, tmp_path / "run", callbacks=[KillAt(3)])
-    (first,) = (tmp_path / "run").rglob("metrics.csv")
-    before = first.read_text()
-    assert len(before.splitlines()) > 2
-    resume(tmp_path / "run")
-    assert first.read_text() == before
-    assert len(list((tmp_path / "run").rglob("metrics.csv"))) == 2

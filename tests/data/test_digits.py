@@ -1,6 +1,5 @@
 """scikit-learn's digits as a folder of images."""
 
-import multiprocessing
 import os
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from sklearn.datasets import load_digits
 
 from solo_ext.core.errors import UserError
 from solo_ext.data.digits import add_resolvers, digits_folder
+from tests import forks
 
 COUNTS = {"train": 1400, "val": 397}
 
@@ -120,11 +120,10 @@ def test_a_folder_without_the_split_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_processes_write_one_folder(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=digits_folder, args=(split, tmp_path)) for split in COUNTS]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
+    code = (
+        "import pathlib, sys; from solo_ext.data.digits import digits_folder;"
+        "digits_folder(sys.argv[1], pathlib.Path(sys.argv[2]))"
+    )
+    writers = [forks.start("-c", code, split, tmp_path) for split in COUNTS]
+    assert [writer.wait() for writer in writers] == [0, 0]
     assert is_whole(tmp_path)

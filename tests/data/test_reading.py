@@ -58,6 +58,7 @@ AS_TORCHVISION: dict[str, bytes] = {
     "RGBA": saved(Image.fromarray(np.dstack([EIGHT, EIGHT[..., 0]])), "PNG"),
     "grey with transparency": saved(PHOTO.convert("LA"), "PNG"),
     "EXIF says rotated": saved(PHOTO.resize((SIDE, SIDE // 2)), "JPEG", exif=ROTATED),
+    "a colour profile": saved(PHOTO, "PNG", icc_profile=b"a profile"),
     "WebP": saved(PHOTO, "WEBP"),
     "BMP": saved(PHOTO, "BMP"),
 }

@@ -46,15 +46,6 @@ def test_uniformity_equals_the_loop(count: int, seed: int, t: float) -> None:
     close(uniformity_loss_func(x, t), torch.stack(terms).mean().log(), x)
 
 
-def test_points_evenly_on_the_circle_are_most_uniform() -> None:
-    angles = torch.arange(6).double() * math.tau / 6
-    even = torch.stack((angles.cos(), angles.sin()), dim=1).requires_grad_()
-    loss = uniformity_loss_func(F.normalize(even, dim=1))
-    assert torch.autograd.grad(loss, even)[0].abs().max() < 1e-12
-    for seed in range(5):
-        assert uniformity_loss_func(F.normalize(make(6, seed, 2), dim=1)) > loss
-
-
 @pytest.mark.parametrize("alpha", [0.5, 1, 2])
 def test_equal_rows_have_gradient_zero_at_every_power(alpha: float) -> None:
     x = make(3, 0)

@@ -47,13 +47,3 @@ def test_row_term_of_nnclr_is_the_host_s(loaded: Host, batch: int, temperature: 
     nn, p = make_views(batch)
     expected = loaded.solo.losses.nnclr_loss_func(nn, p, temperature=temperature)
     close(nnclr_symmetric_loss_func(nn, p, temperature, symmetric=False), expected, (nn, p))
-
-
-@TEMPERATURES
-@pytest.mark.parametrize("name", ["SupConLoss", "NTXentLoss"])
-def test_nt_xent_is_pytorch_metric_learning_s(name: str, temperature: float) -> None:
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
-    z1, z2 = make_views(9)
-    theirs = getattr(losses, name)(temperature=temperature)
-    expected = theirs(torch.cat((z1, z2)), torch.arange(9).repeat(2))
-    close(nt_xent_loss_func(z1, z2, temperature), expected, (z1, z2))

@@ -48,13 +48,6 @@ def test_equals_the_plain_form(
     same(found, expected, [query, positive], values=(1e-9, 1e-12), slopes=(1e-7, 1e-10))
 
 
-@pytest.mark.parametrize("queue", [1, 20])
-def test_no_mixtures_is_info_nce(queue: int) -> None:
-    given = make(4, queue)
-    found = mochi_loss_func(*given, 0.2, num_hard=8, num_pair_mixes=0, num_query_mixes=0)
-    torch.testing.assert_close(found, info_nce_loss_func(*given, 0.2))
-
-
 def test_draws_of_its_own() -> None:
     """The value lies where random draws put it, and follows the global generator."""
     query, positive, table = make(4, 20)

@@ -79,33 +79,6 @@ def test_equals_the_loop(
     assert float(found) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_paper_collision_costs_ln_2() -> None:
-    """A perfect query cannot get below it, as in the official code; merged, it gets to zero."""
-    prototypes, phi = torch.eye(4, dtype=torch.float64), torch.full((4,), 0.01).double()
-    query, positives, negatives = prototypes[[0, 0]], torch.tensor([0, 0]), torch.tensor([1, 2])
-    args = (query, prototypes, phi, positives, negatives)
-    assert float(proto_nce_loss_func(*args, "paper")) == pytest.approx(math.log(2))
-    assert float(proto_nce_loss_func(*args, "merge")) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_all_negatives_is_every_other_prototype_drawn() -> None:
-    query, prototypes, phi = unit(4, 3), unit(K, 4), concentration(5)
-    positives = torch.tensor([0, 3, 3, 8])
-    others = torch.tensor([j for j in range(K) if j not in (0, 3, 8)])
-    every = proto_nce_loss_func(query, prototypes, phi, positives)
-    drawn = proto_nce_loss_func(query, prototypes, phi, positives, others, "merge")
-    torch.testing.assert_close(every, drawn, rtol=1e-12, atol=1e-12)
-
-
-def test_equal_concentrations_are_a_temperature() -> None:
-    query, prototypes = unit(6, 0), unit(K, 1)
-    positives = torch.tensor([1, 2, 3, 4, 5, 6])
-    phi = torch.full((K,), 0.2, dtype=torch.float64)
-    found = proto_nce_loss_func(query, prototypes, phi, positives)
-    expected = F.cross_entropy(query @ prototypes.T / 0.2, positives)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
 def test_accuracy_is_the_share_of_nearest() -> None:
     prototypes, phi = torch.eye(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
     ids = torch.tensor([[0, 1, 2, 0]])
@@ -197,17 +170,6 @@ def test_factors_of_half_precision(drawn: bool) -> None:
     one, two = (torch.autograd.grad(x, query, retain_graph=True)[0] for x in (half, exact))
     assert (one - two).norm() < 0.05 * two.norm()
     assert torch.equal(half[0], proto_nce_loss_func(query, *rest, torch.bfloat16))
-
-
-def test_info_nce_equals_the_loop() -> None:
-    query, key, queue, temperature = unit(4, 0), unit(4, 1), unit(9, 2), 0.2
-    total = 0.0
-    for i in range(4):
-        own = float(query[i] @ key[i]) / temperature
-        others = sum(math.exp(float(query[i] @ n) / temperature) for n in queue)
-        total -= math.log(math.exp(own) / (math.exp(own) + others))
-    found = info_nce_loss_func(3 * query, 2 * key, queue, temperature)
-    assert float(found) == pytest.approx(total / 4, rel=1e-12)
 
 
 def test_info_nce_takes_another_dtype_for_constant_negatives_alone() -> None:

@@ -200,7 +200,7 @@ def if_collapsed(name: str) -> float:
 @EVERY
 @pytest.mark.parametrize("case", awkward())
 def test_awkward_rows_stay_finite(name: str, case: str) -> None:
-    for dtype, temperature in ((torch.float32, 0.01), (torch.float32, 0.5), (torch.float64, 0.1)):
+    for dtype, temperature in ((torch.float32, 0.01), (torch.float64, 0.5)):
         x = [z.to(dtype).clone().requires_grad_() for z in awkward()[case]]
         # Finite all along the backward pass, else this mode, which users debug with, raises.
         with torch.autograd.set_detect_anomaly(True):

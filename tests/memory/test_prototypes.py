@@ -46,13 +46,6 @@ def test_rows_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     assert torch.equal(prior.value, torch.ones(5))
 
 
-def test_always_sums_to_k() -> None:
-    prior = PrototypePrior(50, 0.9)
-    for seed in range(200):
-        prior.update_(probabilities(seed, 4, 50))
-    torch.testing.assert_close(prior.value.sum(), torch.tensor(50.0), rtol=1e-5, atol=0)
-
-
 def test_peek_changes_nothing_and_commit_takes_it() -> None:
     prior, probs = PrototypePrior(5), probabilities(0)
     held = prior.value
@@ -169,16 +162,6 @@ def test_many_iterations_without_a_balance_are_safe() -> None:
         expected = in_the_log_domain(scores, 1.0, iterations)
         found = sinkhorn(scores, 1.0, iterations)
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_more_iterations_balance_better() -> None:
-    scores, spread = cosines(64, 8), []
-    for iterations in (1, 3, 10, 100):
-        found = sinkhorn(scores, 0.05, iterations)
-        torch.testing.assert_close(found.sum(1), torch.ones(64).double())
-        spread.append(float((found.sum(0) - 8).abs().max()))
-    assert spread == sorted(spread, reverse=True)
-    assert spread[0] > 0.1 > 1e-3 > spread[-1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -59,8 +59,8 @@ def test_losses_are_the_host_s(train: Train, host: str, name: str, kwargs: dict[
     same = Same()
     for method, settings in ((host, {}), (name, kwargs)):
         settings = {"temperature": 0.2, **settings}
-        train(method, same, method_kwargs=settings, optimizer={"lr": 0.03}, max_epochs=4)
+        train(method, same, method_kwargs=settings, optimizer={"lr": 0.03}, max_epochs=2)
     theirs, ours = same.losses
-    assert len(ours) == 8
+    assert len(ours) == 4
     assert ours == pytest.approx(theirs, rel=1e-4)
-    assert len({round(loss, 3) for loss in ours}) > 4
+    assert len({round(loss, 3) for loss in ours}) > 2

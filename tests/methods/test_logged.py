@@ -23,13 +23,11 @@ QUEUE = {"queue_filled", "queue_age"}
 NEAR = {"nn_acc", "nn_similarity", "nn_own", "support_filled", "support_age"}
 RUNS: list[tuple[str, dict[str, Any], set[str]]] = [
     ("debiased", {}, CONTRASTED | {"clamped_fraction"}),
-    ("hard_negative", {}, CONTRASTED | {"clamped_fraction"}),
     (
         "hard_negative",
         {"negatives": "queue", "queue_size": 48},
         CONTRASTED | {"clamped_fraction"} | QUEUE,
     ),
-    ("mochi", {}, CONTRASTED | MIXED | QUEUE),
     ("mochi", {"exclude_own": True}, CONTRASTED | MIXED | QUEUE | {"mined_same_class"}),
     ("nnclr_symmetric", {}, CONTRASTED | NEAR),
     ("debiased", {"tau_plus": 0.0}, CONTRASTED),

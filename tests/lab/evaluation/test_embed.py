@@ -125,6 +125,8 @@ def test_own_training_images_are_the_default(pcl: Path, images: Path, tmp_path: 
 def test_labels_are_there_where_they_are_obvious(tmp_path: Path) -> None:
     """As a run on these images would take them."""
     classes = made_images(tmp_path / "classes", ["ant", "bee"], 10)
+    (classes / ".DS_Store").write_bytes(b"Mac OS X")
+    (classes / "ant" / ".thumbnails").mkdir()
     deeper = made_images(tmp_path / "deeper", ["ant/x", "bee"], 10)
     listed = tmp_path / "list.txt"
     listed.write_text("classes/ant/0.png dog\nclasses/bee/1.png bee\n")
@@ -339,19 +341,6 @@ def test_names_need_not_be_utf8(tmp_path: Path) -> None:
     (root / "ok.png").rename(os.path.join(root, os.fsdecode(b"\xff.png")))
     done = embed("pixels", root, tmp_path / "a.parquet", {**PLAIN, "crop_size": 8})
     assert table(done)["path"].to_pylist() == [f"{root}/\\xff.png"]
-
-
-def test_read_by_pandas_and_duckdb(pcl: Path, images: Path, tmp_path: Path) -> None:
-    pandas, duckdb = pytest.importorskip("pandas"), pytest.importorskip("duckdb")
-    done = embed(pcl, images, tmp_path / "a.parquet", PLAIN)
-    expected = np.stack(table(done)["embedding"].to_numpy())
-    frame = pandas.read_parquet(done.out)
-    assert np.array_equal(np.stack(frame["embedding"]), expected)
-    assert frame["cluster_3"].dtype == np.int32
-    found = duckdb.sql(f"select label, embedding, cluster_6 from '{done.out}' order by index")
-    rows = found.fetchall()
-    assert np.array_equal(np.array([row[1] for row in rows], np.float32), expected)
-    assert [row[0] for row in rows] == frame["label"].tolist()
 
 
 def guide() -> str:

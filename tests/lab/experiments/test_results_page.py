@@ -45,8 +45,9 @@ def test_table(folder: Path, tmp_path: Path) -> None:
         "|  | knn | linear |\n| --- | --: | --: |\n"
         "| a | **51.67 ± 1.53** | **61.67 ± 1.53** |\n"
         "| b | 48.50 ± 0.71 (n = 2) | 58.50 ± 0.71 (n = 2) |\n\n"
-        "digits. Percent, mean ± deviation over seeds; n where it is not 3. Bold: the highest "
-        "mean, which need not be apart from the next. Claims of papers: 1 undecided."
+        "digits. Accuracies are in percent, mean ± deviation over seeds. n is the number of seeds "
+        "if it is not 3. The highest mean is bold. Look at the deviations before you rank methods. "
+        "Claims of papers: 1 undecided."
     )
 
 

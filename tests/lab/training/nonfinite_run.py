@@ -42,10 +42,17 @@ def gradients(method: Any, batch: Any, loss: Tensor) -> Tensor:
     return loss + (0 * weights(method)[0]).sum().abs().sqrt()
 
 
+def overflow(method: Any, batch: Any, loss: Tensor) -> Tensor:
+    """A finite loss whose gradients are infinite."""
+    weight = weights(method)[0]
+    return loss + (weight - weight.detach()).sum() * 1e30 * 1e30
+
+
 FAULTS: dict[str, Callable[..., Tensor]] = {
     "image": image,
     "infinite": infinite,
     "gradients": gradients,
+    "overflow": overflow,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,31 +97,6 @@ def test_views_do_not_depend_on_batches_workers_or_memory(
     assert not torch.equal(first[0, 5][0], first[1, 5][0])
     for run in runs[1:4]:
         assert all(torch.equal(a, b) for key in run for a, b in zip(run[key], first[key]))  # noqa: B905
-
-
-@pytest.mark.parametrize("data", [{}, {"augmentation": "batch"}, {"in_memory": True}], ids=str)
-def test_a_stand_in_has_other_crops_than_as_itself(
-    data: dict[str, Any], make_config: MakeConfig, images: Path, tmp_path: Path
-) -> None:
-    """In every place where crops are made, and the same ones in each run."""
-    shutil.copytree(images, tmp_path / "images")
-    lost, instead = sorted((tmp_path / "images" / "0").iterdir())[4:6]
-    lost.write_bytes(b"")
-    given = {**data, "train_path": str(tmp_path / "images"), "unreadable": "skip"}
-    if "in_memory" in data:
-        given["augmentation"] = "batch"
-    config = make_config("simclr", data=given, augmentations=[LARGE])
-    runs = []
-    for name in ("one", "two"):
-        batches = served(config, tmp_path / name)
-        crops = torch.cat([batch[1][0] for batch in batches])
-        indices = torch.cat([batch[0] for batch in batches])
-        assert str(lost) in (tmp_path / name / "unreadable.jsonl").read_text()
-        assert 4 not in indices
-        runs.append(crops[indices == 5])
-    assert len(runs[0]) == 2, f"as itself and for the lost one: {instead}"
-    assert not torch.allclose(runs[0][0], runs[0][1], atol=0.1)
-    assert torch.equal(*runs)
 
 
 @pytest.mark.parametrize(("augmentation", "name"), [("image", "mixup"), ("batch", "cutmix")])

@@ -133,7 +133,6 @@ def test_without_labels_nothing_is_validated(
     ("name", "sides", "expected"),
     [
         ("swin_tiny", [32], {"img_size": 32}),
-        ("vit_tiny", [48], {"img_size": 48}),
         ("vit_tiny", [48, 32], {"img_size": 48, "dynamic_img_size": True}),
         ("timm/vit_tiny_patch16_224", [96], {"img_size": 96}),
         ("vit_tiny", [224], {}),

@@ -48,31 +48,36 @@ def another_kind(file: Path) -> None:
     torch.save({"weights": torch.ones(3)}, file)
 
 
+@pytest.fixture(scope="module")
+def whole(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = make_config("debiased", max_epochs=2)
+    return train(config, tmp_path_factory.mktemp("whole") / "run").run_dir
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    """A copy of a run of two epochs."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
 @pytest.mark.fault
 @pytest.mark.parametrize("damage", [tear, flip, empty, another_kind])
 def test_the_one_before_a_damaged_one_is_used(
-    damage: Callable[[Path], None],
-    make_config: MakeConfig,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None], whole: Path, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = make_config("debiased", max_epochs=2)
-    whole = train(config, tmp_path / "whole").run_dir
-    parts = Path(shutil.copytree(whole, tmp_path / "parts"))
-    newest = checkpoints(parts)[-1].path
+    newest = checkpoints(run)[-1].path
     damage(newest)
     with caplog.at_level(logging.WARNING):
-        resume(parts)
+        resume(run)
     assert f"{newest.name}' cannot be read" in caplog.text
     assert "the one before it is used" in caplog.text
-    assert (parts / f"{newest.name}.unreadable").is_file()
-    assert same_weights(whole, parts)
+    assert (run / f"{newest.name}.unreadable").is_file()
+    assert same_weights(whole, run)
 
 
 @pytest.mark.fault
-def test_none_that_can_be_read(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_none_that_can_be_read(run: Path) -> None:
     """The run does not start over by itself."""
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
     for held in checkpoints(run, previous=True):
         tear(held.path)
     names = {file.name for file in run.iterdir()}
@@ -204,8 +209,7 @@ def test_a_copy_of_the_images_and_settings_that_change_no_number_will_do(
     assert checkpoints(tmp_path / "run")[-1].epoch == 1
 
 
-def test_forced(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
+def test_forced(make_config: MakeConfig, run: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         train(make_config("debiased", max_epochs=3), run, force=True)
     assert "goes on from another run's checkpoint: max_epochs: 2 -> 3" in caplog.text
@@ -215,20 +219,16 @@ def test_forced(make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptu
         train(adam, run, force=True)
 
 
-def test_a_longer_run_is_a_wish_of_its_own(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_longer_run_is_a_wish_of_its_own(run: Path) -> None:
     """What --force would do to the schedule, and the key that starts a new one."""
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
     says = r"of other length, max_epochs: 2 -> 4; .*--force it rises again.*backbone\.weights="
     with pytest.raises(UserError, match=says):
         resume(run, ["max_epochs=4"])
 
 
 @pytest.mark.fault
-def test_what_cannot_be_read_now_keeps_its_name(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_now_keeps_its_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that answers with an error says nothing of the file."""
-    run = train(make_config("debiased", max_epochs=2), tmp_path / "run").run_dir
     before = sorted(run.iterdir())
 
     load = torch.load

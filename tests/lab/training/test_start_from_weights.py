@@ -24,7 +24,7 @@ from solo_ext.pretrained.runs import load_pretrained
 from tests.conftest import DISTILLATION, KWARGS
 
 MakeConfig = Callable[..., dict[str, Any]]
-METHODS = ("simclr", "byol", "pcl", "protocpc")
+METHODS = ("simclr", "pcl")
 """With and without a momentum backbone, of solo-learn and of this package."""
 
 
