@@ -185,8 +185,7 @@ def time_one_by_one(
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Seconds of every step of every run, one run after the other, and why others failed.
 
-    For CUDA graphs: torch 2.11 records them in one thread only (pytorch issue 123177), and in any
-    version a step that begins in one thread ends those of all others.
+    For CUDA graphs: a run that fails to record one must not end the others.
     """
     seconds, failed = {}, {}
     epochs = -(-rounds // STEPS_PER_EPOCH)

@@ -4,27 +4,36 @@ A step is everything from the start of one batch to the start of the next: the c
 the loss, the optimiser, the momentum networks and queues, and what Lightning and this package do
 around them. The digits are trained on with a tiny network; except for the optimiser, whose loop on
 a CPU launches two to five operations for each parameter, the counts do not depend on sizes.
+
+With CUDA graphs, what is counted is what the host does beside the replay; there the optimiser
+takes all parameters at once, as on a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import cProfile
+import functools
 import pstats
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch.callbacks import Callback
 
 from benchmarks.counting import Counter, waits_of_cuda
+from benchmarks.emulated_graph import emulated_graph
 from benchmarks.record import Effort, Finding, Measured, at_most
 from solo_ext.config.compose import compose, shipped_configs
+from solo_ext.lab.training import pretrain as training
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
+from solo_ext.lab.training.step_graph import METHODS as WITH_GRAPHS
+from solo_ext.lab.training.step_graph import StepGraphs
 
 FOLDER = "digits"
 BASES = {
@@ -43,7 +52,10 @@ WHAT = {
     "waits": "host waits",
     "copies": "copies from the host",
     "calls": "Python calls",
+    "launches_beside_graph": "operations beside a CUDA graph",
+    "calls_beside_graph": "Python calls beside a CUDA graph",
 }
+BESIDE_GRAPH = "launches", "calls"
 MORE = 0.03
 """Share by which a count may be above the record's."""
 _SETTINGS = (
@@ -55,6 +67,7 @@ _SETTINGS = (
     "online_eval.every_n_epochs=0",
     "limit_val_batches=0",
 )
+_GRAPHS = ("performance.graphs=true", "optimizer.kwargs.fused=true")
 _OF_METHOD = {"pcl": ("method_kwargs.warmup_epochs=0",)}
 _COUNTED, _WATCHED, _PROFILED = 4, 6, 7
 """Batches, from 0; the first ones of a run do more."""
@@ -114,10 +127,36 @@ def count_steps(names: Iterable[str], device: str = "cpu") -> dict[str, dict[str
                     pretrain(prepare(learned), run_dir=teacher, show_progress=False)
                 words.append(f"method_kwargs.teacher.path={teacher}")
             words.append("checkpoint.enabled=false")
-            run, watch = prepare(compose(f"{FOLDER}/{method}", words)), _Watch()
-            pretrain(run, run_dir=folder / method, callbacks=[watch], show_progress=False)
-            found[method] = watch.counts(device)
+
+            def counts(*more: str, words: Sequence[str] = words, method: str = method) -> Any:
+                run, watch = prepare(compose(f"{FOLDER}/{method}", [*words, *more])), _Watch()
+                run_dir = folder / f"{method}-{len(more)}"
+                pretrain(run, run_dir=run_dir, callbacks=[watch], show_progress=False)
+                return watch.counts(device)
+
+            found[method] = counts()
+            if method in WITH_GRAPHS:
+                with _free_replays() if device == "cpu" else contextlib.nullcontext():
+                    beside = counts(*_GRAPHS)
+                found[method] |= {f"{key}_beside_graph": beside[key] for key in BESIDE_GRAPH}
     return found
+
+
+def _free_replays() -> contextlib.ExitStack:
+    """Lets a CPU record steps as a GPU does; later replays than the first one do nothing."""
+
+    def record(
+        step: Callable[[], None], generators: Sequence[torch.Generator]
+    ) -> Callable[[], None]:
+        first = [emulated_graph(step, generators)]
+        return lambda: first.pop()() if first else None
+
+    patched = contextlib.ExitStack()
+    graphs = functools.partial(StepGraphs, record=record)
+    patched.enter_context(patch.object(training, "StepGraphs", graphs))
+    wanted = patch.object(training, "records_graphs", lambda run: run.performance.graphs)
+    patched.enter_context(wanted)
+    return patched
 
 
 def grown(
@@ -142,10 +181,12 @@ def measure(effort: Effort) -> Measured:
     found = count_steps(names, effort.device)
     findings = []
     for name, numbers in found.items():
-        base = found.get(BASES.get(name, ""))
-        for key, what in WHAT.items():
-            most = at_most(base[key], "") if base and key in ("waits", "copies") else None
-            note = f"{numbers[key] / base[key]:.2f} of the base method's" if base else ""
-            line = Finding(f"{what} of a step of {name}", most, numbers[key], unit="", note=note)
+        of_base = found.get(BASES.get(name, ""), {})
+        for key, number in numbers.items():
+            # Steps of some of solo-learn's methods cannot be recorded.
+            base, what = of_base.get(key), WHAT[key]
+            most = at_most(base, "") if base and key in ("waits", "copies") else None
+            note = f"{number / base:.2f} of the base method's" if base else ""
+            line = Finding(f"{what} of a step of {name}", most, number, unit="", note=note)
             findings.append(replace(line, peer=BASES[name]) if base else line)
     return Measured(findings, found)

@@ -544,7 +544,7 @@ class Performance(Section):
     """``performance``: channels-last memory layout, unless it is disabled, and ``torch.compile``.
 
     ``compile``: true compiles backbone and heads with inductor; a name selects another backend.
-    ``graphs``: compiles them with inductor and replays them on a GPU as CUDA graphs.
+    ``graphs``: a GPU records a training step and replays it as a CUDA graph.
 
     >>> Performance(graphs=True)
     Performance(disable_channel_last=False, compile=False, graphs=True)

@@ -8,7 +8,7 @@ These numbers depend neither on worker processes nor on ranks nor on what was dr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -42,13 +42,46 @@ def derive_seed(*parts: int) -> int:
     return state >> 1
 
 
-def generator(device: torch.device, seed: int) -> torch.Generator | None:
-    """A generator on the device; ``None`` on meta, which draws nothing and has none.
+class StepGenerators:
+    """One generator for each draw of a training step, seeded before the step.
 
-    >>> torch.rand(2, generator=generator(torch.device("cpu"), 5)).shape
-    torch.Size([2])
+    The numbers of a step depend only on its seed. The generators stay the same, because a CUDA
+    graph knows those that its step draws from.
+
+    Args:
+        seed_of: seed of the draw ``n`` of a step, from the step's seed and ``n``.
+
+    >>> draws = StepGenerators(derive_seed)
+    >>> draws.begin(5)
+    >>> a, b = (torch.rand(1, generator=draws.next(torch.device("cpu"))) for _ in range(2))
+    >>> draws.begin(5)
+    >>> bool(a == torch.rand(1, generator=draws.next(torch.device("cpu")))), bool(a == b)
+    (True, False)
     """
-    return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+
+    def __init__(self, seed_of: Callable[[int, int], int]) -> None:
+        self._seed_of = seed_of
+        self._held: list[torch.Generator] = []
+        self.seed = self._drawn = 0
+
+    def begin(self, seed: int) -> None:
+        """Seeds the draws of a step."""
+        self.seed, self._drawn = seed, 0
+        for number, held in enumerate(self._held):
+            held.manual_seed(self._seed_of(seed, number))
+
+    def next(self, device: torch.device) -> torch.Generator | None:
+        """That of the next draw; ``None`` on meta, which draws nothing."""
+        if device.type == "meta":
+            return None
+        number, self._drawn = self._drawn, self._drawn + 1
+        if number == len(self._held) or self._held[number].device.type != device.type:
+            made = torch.Generator(device).manual_seed(self._seed_of(self.seed, number))
+            self._held[number:] = [made]
+        return self._held[number]
+
+    def __iter__(self) -> Iterator[torch.Generator]:
+        return iter(self._held)
 
 
 def sample_keys(seed: int, epoch: int, indices: NDArray[np.int64]) -> Keys:

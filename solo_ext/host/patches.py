@@ -23,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -209,7 +210,7 @@ def default_patches(
     wanted = {
         "no-labels": True,
         "momentum-resume": momentum,
-        # A graph is recorded again if its network's parameters are elsewhere.
+        # A graph reads parameters from where they were when it was recorded.
         "momentum-update": momentum and graphs,
         "dino-epoch": method == "dino",
         "deepcluster-first-epoch": method == "deepclusterv2",
@@ -614,14 +615,17 @@ def _momentum_resume() -> Iterator[Replacement]:
 )
 def _momentum_update() -> Iterator[Replacement]:
     updater = import_module("solo.utils.momentum").MomentumUpdater
+    # Finding the parameters of a network takes longer than updating them.
+    found = WeakKeyDictionary[torch.nn.Module, list[torch.Tensor]]()
 
     @functools.wraps(updater.update)
     @torch.no_grad()
     def update(self: Any, online_net: torch.nn.Module, momentum_net: torch.nn.Module) -> None:
-        pairs = zip(online_net.parameters(), momentum_net.parameters(), strict=False)
-        values = [(online.data, momentum.data) for online, momentum in pairs]
-        if values:
-            online, momentum = map(list, zip(*values, strict=True))
+        for network in (online_net, momentum_net):
+            if network not in found:
+                found[network] = list(network.parameters())
+        online, momentum = found[online_net], found[momentum_net]
+        if momentum:
             torch._foreach_lerp_(momentum, online, 1 - self.cur_tau)
 
     yield updater, "update", update

@@ -161,6 +161,7 @@ class Contrastive(ProjectedMethod):
         self.e_step = EStep(settings, CLUSTERS, dim, kwargs.temperature)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
         self._mixing = MixingSampler(kwargs.mixing)
+        self.step_draws = self._mixing.generators
         self._has_indices = has_indices(self.cfg)
         self._has_labels = not self.cfg.data.get("no_labels")
         keep_out_of_broadcast(self)
@@ -175,6 +176,10 @@ class Contrastive(ProjectedMethod):
         more = [] if h is None else [{"name": "predictor", "params": h.parameters()}]
         return [*super().learnable_params, *more]
 
+    def on_train_batch_start(self, batch: Sequence[Any], batch_idx: int) -> None:
+        """Seeds the draws of the step."""
+        self._mixing.begin(self._seed, self.current_epoch, batch_idx)
+
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
@@ -186,7 +191,6 @@ class Contrastive(ProjectedMethod):
         # k: unit rows of the large crops, without gradient.
         embeddings = torch.stack(self._keys(out)).detach()
         keys = list(F.normalize(full_precision(embeddings)[0], dim=2).unbind())
-        self._mixing.begin(self._seed, self.current_epoch, batch_idx)
         if self.kwargs.anneal_beta:
             beta = annealed_beta(self.kwargs.beta, self.current_epoch, self.cfg.max_epochs)
             self.estimator = replace(self.estimator, beta=beta)
@@ -217,8 +221,6 @@ class Contrastive(ProjectedMethod):
         positives, images, metrics = self.positives_of(keys, indices, targets)
         terms = self.against_negatives(queries, keys, indices, positives, images)
         loss = mean_of([t.loss for t in terms])
-        for queue in self.queues[:1]:
-            metrics |= queue_metrics("queue", queue)
         debiased, mixing = self.kwargs.tau_plus > 0, self._mixing.active(self.current_epoch)
         return loss, metrics | term_metrics(terms, debiased=debiased, mixing=mixing)
 
@@ -263,7 +265,7 @@ class Contrastive(ProjectedMethod):
             mean = torch.where(there, similarity, 0.0).sum() / there.sum().clamp(min=1)
         else:
             mean = similarity.mean()
-        metrics = {"train_nn_similarity": mean} | queue_metrics("support", support_set)
+        metrics = {"train_nn_similarity": mean}
         if self._has_indices:
             metrics["train_nn_own"] = (neighbours == images.unsqueeze(1)).float().mean()
         if self._has_labels:
@@ -376,6 +378,14 @@ class Contrastive(ProjectedMethod):
         """Runs the E-step if the method has prototypes and an E-step is due."""
         super().on_train_epoch_start()
         self.e_step.before_epoch(self)
+
+    def on_train_epoch_end(self) -> None:
+        """Logs fill and age of queue and support set."""
+        super().on_train_epoch_end()
+        held = {"queue": self.queues[0] if len(self.queues) else None, "support": self.support_set}
+        for name, rows in held.items():
+            if rows is not None:
+                self.log_dict(queue_metrics(name, rows), sync_dist=True)
 
 
 class QueueContrastive(Contrastive, ProjectedMomentumMethod):  # type: ignore[misc]

@@ -184,6 +184,11 @@ class Metric(ProjectedMethod):
         learned = [p for p in self.criterion.parameters() if p.requires_grad]
         return [*groups, {"name": "criterion", "params": learned}] if learned else groups
 
+    @property
+    def changes_by_step(self) -> bool:
+        """Whether the loss changes from step to step, which no recorded step would."""
+        return self.criterion.changes_by_step
+
     def on_train_start(self) -> None:
         """Prepares the E-step."""
         super().on_train_start()

@@ -63,6 +63,7 @@ class Criterion(nn.Module, ABC):
 
     Attributes:
         step: number of optimiser steps of the run so far, which the method sets.
+        changes_by_step: whether the loss depends on it.
 
     Args:
         loss: the function.
@@ -91,6 +92,7 @@ class Criterion(nn.Module, ABC):
         self.loss = loss
         self.batch = batch
         self.step = 0
+        self.changes_by_step = False
 
     @abstractmethod
     def forward(self, views: Views, classes: Tensor) -> Result:
@@ -376,6 +378,7 @@ class SphereFaceCriterion(MarginCriterion):
         super().__init__(loss, batch, **given)
         check_not_negative(annealing=annealing, annealing_start=annealing_start)
         self.annealing, self.annealing_start = annealing, annealing_start
+        self.changes_by_step = annealing_start > 0
 
     def _loss(self, x: Tensor, cosine: Tensor, target: Tensor) -> Tensor:
         annealing = max(self.annealing, self.annealing_start / (1 + 0.12 * (self.step + 1)))

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from solo_ext.core import distributed
-from solo_ext.core.draws import derive_seed, generator
+from solo_ext.core.draws import StepGenerators, derive_seed
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.types import NonNegativeInt, PositiveInt, Section
 from solo_ext.losses.contrastive import ContrastiveTerms, Mixing
@@ -68,7 +68,7 @@ class MixingSampler:
 
     def __init__(self, settings: MixingKwargs) -> None:
         self._settings = settings
-        self._state = 0
+        self.generators = StepGenerators(_seed_of_draw)
 
     def active(self, epoch: int) -> bool:
         """Whether negatives are mixed in an epoch."""
@@ -78,7 +78,7 @@ class MixingSampler:
 
     def begin(self, seed: int, epoch: int, batch_idx: int) -> None:
         """Seeds the draws of one step; ``seed`` is the run's."""
-        self._state = derive_seed(seed, distributed.rank(), epoch, batch_idx)
+        self.generators.begin(derive_seed(seed, distributed.rank(), epoch, batch_idx))
 
     def draw(self, epoch: int, available: int, anchors: Tensor) -> Mixing | None:
         """Draws the mixtures of each anchor; ``None`` in epochs without mixtures.
@@ -90,11 +90,10 @@ class MixingSampler:
         """
         if not self.active(epoch):
             return None
-        self._state = derive_seed(self._state)
         # A small batch may have fewer negatives than `num_hard` asks for.
         mined = max(min(self._settings.num_hard or available, available), 1)
         counts = self._settings.num_pair_mixes, self._settings.num_query_mixes
-        own = generator(anchors.device, self._state)
+        own = self.generators.next(anchors.device)
         return Mixing(mined, draw_mixes(anchors, mined, *counts, own), ranked=False)
 
     def warn_of_late_start(self, cfg: DictConfig) -> None:
@@ -105,6 +104,12 @@ class MixingSampler:
                 f"method_kwargs.mixing.warmup_epochs={late} of max_epochs={cfg.max_epochs}: "
                 "no negatives will ever be mixed; take fewer"
             )
+
+
+def _seed_of_draw(seed: int, number: int) -> int:
+    for _ in range(number + 1):
+        seed = derive_seed(seed)
+    return seed
 
 
 def fill_num_hard(cfg: DictConfig) -> None:
@@ -180,15 +185,11 @@ def mean_of(scalars: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(scalars)).mean() if len(scalars) > 1 else scalars[0]
 
 
-def queue_metrics(name: str, queue: FeatureQueue) -> dict[str, Tensor]:
-    """Fill and age of a queue, as tensors on its device, so that the host does not wait for it.
+def queue_metrics(name: str, queue: FeatureQueue) -> dict[str, float]:
+    """Fill and age of a queue.
 
     Example:
-        >>> sorted(queue_metrics("queue", FeatureQueue(8, dim=2)))
-        ['train_queue_age', 'train_queue_filled']
+        >>> queue_metrics("queue", FeatureQueue(8, dim=2))
+        {'train_queue_filled': 0.0, 'train_queue_age': 0.0}
     """
-    device = queue.value.device
-    return {
-        f"train_{name}_filled": torch.full((), queue.filled, device=device),
-        f"train_{name}_age": torch.full((), float(queue.age), device=device),
-    }
+    return {f"train_{name}_filled": queue.filled, f"train_{name}_age": queue.age}

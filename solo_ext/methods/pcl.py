@@ -29,7 +29,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from solo_ext.core import distributed
-from solo_ext.core.draws import derive_seed, generator
+from solo_ext.core.draws import StepGenerators, derive_seed
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.precision import ComputeDtype, factors_dtype, full_precision
 from solo_ext.core.types import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -148,6 +148,7 @@ class PCL(ProjectedMomentumMethod):
         settings = kwargs if kwargs.proto_weight else None
         self.e_step = EStep(settings, KEY, dim, kwargs.temperature)
         self._step_clusters: Tensor | None = None
+        self.step_draws = StepGenerators(derive_seed)
         self.prototypes, self.bank = self.e_step.prototypes, self.e_step.bank
         keep_out_of_broadcast(self)
 
@@ -220,6 +221,12 @@ class PCL(ProjectedMomentumMethod):
         super().on_train_epoch_start()
         self.e_step.before_epoch(self)
 
+    def on_train_batch_start(self, batch: Sequence[Any], batch_idx: int) -> None:
+        """Seeds the draws of the step, alike after resuming and differently on each rank."""
+        self.step_draws.begin(
+            derive_seed(self._seed, distributed.rank(), self.current_epoch, batch_idx)
+        )
+
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
@@ -234,8 +241,7 @@ class PCL(ProjectedMomentumMethod):
             queries, projected = [out["z"]], [self.momentum_forward(crops[1])["z"]]
         keys = list(F.normalize(full_precision(torch.stack(projected))[0], dim=2).unbind())
         # A query's key comes from the other view.
-        seed = self.draw_seed(batch_idx) if self.kwargs.num_negatives else 0
-        loss, metrics = self.contrast(queries, keys[::-1], indices, seed)
+        loss, metrics = self.contrast(queries, keys[::-1], indices)
         self._step_keys = indices, keys
         self.step_embeddings = [v.detach() for v in queries]
         self.log_dict(metrics, on_step=False, on_epoch=True, sync_dist=True)
@@ -246,7 +252,6 @@ class PCL(ProjectedMomentumMethod):
         queries: Sequence[Tensor],
         keys: Sequence[Tensor],
         indices: Tensor,
-        draw_seed: int = 0,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of Eq. 11, the mean over its directions, and what to log.
 
@@ -254,7 +259,6 @@ class PCL(ProjectedMomentumMethod):
             queries: v, (N, D) each, one per direction.
             keys: v', (N, D) each, unit rows of the other view.
             indices: (N,) sample indices.
-            draw_seed: seed for drawing prototypes as negatives.
         """
         dtype = factors_dtype(self.kwargs.compute_dtype, indices.device)
         # First term: -log exp(v.v'_i / T) / sum_j exp(v.v'_j / T), j over v'_i and the
@@ -276,7 +280,7 @@ class PCL(ProjectedMomentumMethod):
             state.prototypes,
             state.concentration,
             s,
-            self._negatives(s, draw_seed),
+            self._negatives(s),
             self.kwargs.collisions,
             dtype,
             state.scaled(dtype),
@@ -298,21 +302,16 @@ class PCL(ProjectedMomentumMethod):
             mean = F.normalize(torch.stack(keys).mean(0), dim=1)
             self.bank.update_(distributed.gather(indices), mean)
 
-    def _negatives(self, positives: Tensor, seed: int) -> list[Tensor] | None:
+    def _negatives(self, positives: Tensor) -> list[Tensor] | None:
         """Draws (R,) distinct prototypes each, none of the positives (M, N); ``None`` takes all."""
         if self.kwargs.num_negatives is None:
             return None
         found, device = [], positives.device
         for m, size in enumerate(self.prototypes.num_prototypes):
-            own = generator(device, derive_seed(seed, m))
+            own = self.step_draws.next(device)
             lots = torch.rand(size, generator=own, device=device).index_fill_(0, positives[m], -1.0)
             found.append(lots.topk(self.kwargs.num_negatives, sorted=False).indices)
         return found
-
-    def draw_seed(self, batch_idx: int) -> int:
-        """Seed of a step's draws: it differs between ranks and is the same after resuming."""
-        place = distributed.rank(), self.current_epoch, batch_idx
-        return derive_seed(self._seed, *place)
 
     def _classified(self, X: Tensor, targets: Tensor) -> dict[str, Any]:
         """Classifies the first view alone; solo-learn's step would classify every view."""

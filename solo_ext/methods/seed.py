@@ -145,6 +145,7 @@ class SEED(Distillation):
         self.queues: Any = nn.ModuleList(queues)
         self.estimator = NegativeEstimator(kwargs.tau_plus, kwargs.beta, kwargs.detach_weights)
         self._mixing = MixingSampler(kwargs.mixing)
+        self.step_draws = self._mixing.generators
         keep_out_of_broadcast(self)
 
     @classmethod
@@ -174,11 +175,14 @@ class SEED(Distillation):
         distributed.broadcast_buffers(*self.queues)
         self._mixing.warn_of_late_start(self.cfg)
 
+    def on_train_batch_start(self, batch: Sequence[Any], batch_idx: int) -> None:
+        """Seeds the draws of the step."""
+        self._mixing.begin(self._seed, self.current_epoch, batch_idx)
+
     def training_step(  # type: ignore[override]
         self, batch: Sequence[Any], batch_idx: int
     ) -> Tensor:
         """SEED's step (section 3.2), plus the online classifier's loss."""
-        self._mixing.begin(self._seed, self.current_epoch, batch_idx)
         _, crops, _ = batch
         out = super().training_step(batch, batch_idx)
         z_s = out["z"]  # g(f_S(x)) of every crop
@@ -216,8 +220,6 @@ class SEED(Distillation):
             loss = loss + self.kwargs.small_weight * small
         with torch.no_grad():
             metrics["train_teacher_similarity"] = (students[0] * targets[0]).sum(1).mean()
-        if len(self.queues):
-            metrics |= queue_metrics("queue", self.queues[0])
         # Queue one large and one small crop, so that every image has one row per queue.
         self._step_keys = [targets[0], *targets[large : large + 1]]
         return loss, metrics
@@ -266,6 +268,12 @@ class SEED(Distillation):
         super().on_train_batch_end(outputs, batch, batch_idx)
         for past, keys in zip(self.queues, self._step_keys, strict=False):
             past.update_(distributed.gather(keys))
+
+    def on_train_epoch_end(self) -> None:
+        """Logs fill and age of the first queue."""
+        super().on_train_epoch_end()
+        for queue in self.queues[:1]:
+            self.log_dict(queue_metrics("queue", queue), sync_dist=True)
 
 
 def _is_queued(kwargs: Any) -> bool:

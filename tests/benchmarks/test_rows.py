@@ -86,7 +86,7 @@ def test_a_failing_run_ends_the_race() -> None:
         race_trainers(TINY, runs, per_epoch=False, rounds=2)
 
 
-def test_graphs_are_of_one_thread_and_a_failing_run_keeps_none_back(
+def test_a_run_that_fails_keeps_no_other_one_with_graphs_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads: set[int] = set()

@@ -59,7 +59,7 @@ class Notes(Callback):
     def on_train_batch_end(
         self, trainer: Any, method: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.seen[-1].setdefault("lots", []).append(method.draw_seed(batch_idx))
+        self.seen[-1].setdefault("lots", []).append(method.step_draws.seed)
 
     def on_train_end(self, trainer: Any, method: Any) -> None:
         self.seen[-1]["probe"] = method.probe.value.clone()

@@ -172,6 +172,7 @@ def test_draws_follow_seed_rank_epoch_and_step(
         place.update({"rank": 0, "epoch": 0, "step": 0, "seed": 5, **changes})
         method._seed = place["seed"]
         draws.clear()
+        method.on_train_batch_start(batch(), place["step"])
         method.training_step(batch(), place["step"])
         assert len(draws) == 2
         return [torch.cat([x.flatten().double() for x in d]) for d in draws]

@@ -56,7 +56,7 @@ def test_logged_names(
 
 
 def test_state_s_metrics(train: Train) -> None:
-    """Of the state that each step began with: batches of 24, in queues of 60 and 100."""
+    """At the end of the second epoch of two steps: batches of 24, in queues of 60 and 100."""
     kwargs = {
         "negatives": "queue",
         "queue_size": 60,
@@ -64,11 +64,11 @@ def test_state_s_metrics(train: Train) -> None:
         "support_set": {"size": 100},
     }
     logged = train("hard_negative", method_kwargs=kwargs, max_epochs=2)
-    assert logged["train_queue_filled"] == pytest.approx((48 / 60 + 1) / 2)
-    # Ages 0 and 1, then 0, 1 and half a batch of 2.
-    assert logged["train_queue_age"] == pytest.approx((0.5 + (24 + 12 * 2) / 60) / 2)
-    assert logged["train_support_filled"] == pytest.approx((48 + 72) / 2 / 100)
-    assert logged["train_support_age"] == pytest.approx((0.5 + 1) / 2)
+    assert logged["train_queue_filled"] == 1
+    # Ages 0 and 1, and half a batch of 2.
+    assert logged["train_queue_age"] == pytest.approx((24 + 12 * 2) / 60)
+    assert logged["train_support_filled"] == pytest.approx(4 * 24 / 100)
+    assert logged["train_support_age"] == pytest.approx((0 + 1 + 2 + 3) / 4)
 
 
 def test_geometry_is_that_of_the_last_batch(train: Train) -> None:

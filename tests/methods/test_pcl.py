@@ -43,7 +43,9 @@ def test_step_is_the_sum_of_its_terms(build: Build, symmetric: bool, drawn: int 
     logged = logged_by(method)
     indices, targets = torch.tensor([5, 19, 7, 0, 13, 12]), torch.tensor([0, 1, 2, 0, 1, 2])
     views = [torch.randn(6, 3, 16, 16) for _ in range(2)]
-    loss = method.training_step([indices, views, targets], 0)
+    batch = [indices, views, targets]
+    method.on_train_batch_start(batch, 0)
+    loss = method.training_step(batch, 0)
 
     directions = [(0, 1, method.queues[-1])]
     if symmetric:
@@ -54,7 +56,8 @@ def test_step_is_the_sum_of_its_terms(build: Build, symmetric: bool, drawn: int 
     info = [info_nce_loss_func(z[q], keys[k], queue.value, 0.2) for q, k, queue in directions]
     proto = []
     every = method.prototypes.assignments_of(indices)
-    of_all = method._negatives(every, method.draw_seed(0))
+    method.on_train_batch_start(batch, 0)
+    of_all = method._negatives(every)
     for m, ids in enumerate(every):
         negatives = None if of_all is None else of_all[m]
         if drawn is not None:

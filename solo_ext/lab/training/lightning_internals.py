@@ -17,7 +17,7 @@ from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-_TO_TENSOR, _STEP = "_LightningModule__to_tensor", "training_step"
+_TO_TENSOR, _STEP, _END = "_LightningModule__to_tensor", "training_step", "on_train_batch_end"
 
 
 def after_own_hook(pl_module: pl.LightningModule, then: Callable[[Any, Any, int], None]) -> None:
@@ -136,19 +136,26 @@ class StepLog(Callback):
     because methods change some in place afterwards; and the values of a step take three more. The
     means are the same to the last bit. That is for means of numbers in fp32 tensors that a step of
     this epoch has logged before; Lightning itself adds all others.
+
+    A value that is logged after a step, and of which there is no mean, is given to Lightning only
+    in steps that it logs.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Any, ...]] = {}
+        self._without_mean: set[str] = set()
         self._values: dict[str, Tensor] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._known = {}
+        self._known, self._without_mean = {}, set()
         log, connector = pl_module.log, trainer._logger_connector
         results = trainer.fit_loop.epoch_loop._results
 
         def log_later(name: str, value: Any, *more: Any, **given: Any) -> None:
-            in_a_step = pl_module._current_fx_name == _STEP
+            hook = pl_module._current_fx_name
+            after_a_step, in_a_step = hook == _END, hook == _STEP
+            if after_a_step and name in self._without_mean and not connector.should_update_logs:
+                return
             plain = isinstance(value, Tensor) and value.numel() == 1
             plain = plain and value.dtype == torch.float32
             # In the first batch of an epoch Lightning sets the means back.
@@ -159,6 +166,10 @@ class StepLog(Callback):
                 return
             self._add(trainer)
             log(name, value, *more, **given)
+            if after_a_step:
+                meta = results[f"{_END}.{name}"].meta
+                if not meta.on_epoch and not meta.prog_bar:
+                    self._without_mean.add(name)
             if in_a_step and plain and not given.get("batch_size"):
                 metric: Any = results[f"{_STEP}.{name}"]
                 if metric.meta.on_epoch and metric.meta.is_mean_reduction:

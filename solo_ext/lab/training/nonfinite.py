@@ -115,10 +115,17 @@ class NonFiniteWatch(Callback):
         # solo-learn's own methods have no `step_embeddings`, because some do not normalise theirs.
         views: Sequence[Tensor] = getattr(pl_module, "step_embeddings", ())
         self._lengths = _lengths(views) if views else None
-        # An infinite loss may have finite gradients. Make them NaN: the mean over processes is then
-        # NaN on all ranks, so that all skip the step.
+        self.spoil(pl_module, loss)
+
+    def spoil(self, pl_module: pl.LightningModule, loss: Tensor) -> None:
+        """With ``skip``, lets a bad loss or bad embeddings make all gradients NaN.
+
+        An infinite loss may have finite gradients. The mean of NaN over processes is NaN on all
+        ranks, so that all skip the step.
+        """
         if self.action == "skip" and loss.requires_grad:
-            bad = _is_bad(loss.detach(), self._lengths)
+            views: Sequence[Tensor] = getattr(pl_module, "step_embeddings", ())
+            bad = _is_bad(loss.detach(), _lengths(views) if views else None)
             loss.register_hook(lambda gradient: gradient.masked_fill(bad, math.nan))  # type: ignore[no-untyped-call]
 
     def on_before_optimizer_step(

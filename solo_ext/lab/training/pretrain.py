@@ -41,7 +41,7 @@ from solo_ext.host.patches import announce, default_patches, select_for_run
 from solo_ext.lab.ending import log_traceback
 from solo_ext.lab.evaluation.online import OnlineEvaluation
 from solo_ext.lab.training.checkpoints import RunCheckpoint
-from solo_ext.lab.training.compiled import CompiledNetworks
+from solo_ext.lab.training.compiled import compile_networks
 from solo_ext.lab.training.lightning_internals import (
     StepLog,
     go_on_with_the_next_epoch,
@@ -70,6 +70,7 @@ from solo_ext.lab.training.run_dir import (
     resume_hint,
     warn_of_changes,
 )
+from solo_ext.lab.training.step_graph import StepGraphs, records_graphs
 from solo_ext.lab.training.trainer import JsonLines, RunData, make_trainer, quiet
 from solo_ext.lab.training.watch import UNREADABLE, CollapseWatch, UnreadableReport
 from solo_ext.pretrained.weights import Start, start_from
@@ -160,12 +161,12 @@ def pretrain(
 
     quiet()
     pl.seed_everything(run.seed, workers=True, verbose=False)
-    networks = CompiledNetworks(run)
+    graphs = records_graphs(run)
     defaults = default_patches(
         run.method,
         warmup_epochs=run.scheduler.warmup_epochs,
         max_steps=(run.model_extra or {}).get("max_steps"),
-        graphs=networks.graphs,
+        graphs=graphs,
     )
     patched = select_for_run(run.patches, defaults)
     model = _method(prepared)
@@ -176,7 +177,7 @@ def pretrain(
         own_identity["weights"]["digest"] = start.digest if start.file else None
     if not run.performance.disable_channel_last:
         model.to(memory_format=torch.channels_last)
-    networks.compile(model)
+    compile_networks(model, run.performance.compile)
     name = file_name(run.name)
     stem = run_dir.name if run_dir.name.startswith(f"{name}-") else f"{name}-{run_dir.name}"
     lines = JsonLines(run_dir / METRICS)
@@ -197,7 +198,9 @@ def pretrain(
 
     state = RunState(loader, own_identity, restored=go_on, begin=begin)
     watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
-    own: list[Callback] = [StepLog(), state, watch, CollapseWatch(), networks, *callbacks]
+    own: list[Callback] = [StepLog(), state, watch, CollapseWatch(), *callbacks]
+    if graphs:
+        own.append(StepGraphs(watch.spoil))
     if run.online_eval.every_n_epochs:
         own.append(OnlineEvaluation(run, prepared.train, prepared.val, run_dir / "online"))
     if run.data.unreadable == "skip":

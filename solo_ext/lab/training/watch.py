@@ -17,6 +17,7 @@ from solo_ext.losses.alignment import spread
 
 logger = logging.getLogger(__name__)
 METRIC = "train_embedding_spread"
+_OUTPUT = "_first_output_of_step"
 COLLAPSED, PATIENCE = 0.02, 3
 """Embeddings with less spread have collapsed; after so many measurements in a row, we warn."""
 UNREADABLE = "unreadable.jsonl"
@@ -32,35 +33,44 @@ class CollapseWatch(Callback):
     """
 
     def __init__(self) -> None:
-        self._hook: Callable[[], None] | None = None
-        self._value: Tensor | None = None
+        self._unhook: Callable[[], None] | None = None
+        self._measures = False
         self._low = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        layer: Any = getattr(pl_module, "projector", None) or pl_module.backbone
+        attributes = pl_module.__dict__
+
+        def keep(module: Any, args: Any, output: Any) -> None:
+            if attributes.get(_OUTPUT) is None:
+                # Some of solo-learn's backbones return further tensors after the features.
+                found = output if isinstance(output, Tensor) else output[0]
+                # An attribute of the method is there after a step that is replayed, too.
+                attributes[_OUTPUT] = found.detach()
+
+        self._unhook = _after_each_call(layer, keep)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        pl_module.__dict__[_OUTPUT] = None
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if (trainer.global_step + 1) % (every or 10) == 0:
-            layer: Any = getattr(pl_module, "projector", None) or pl_module.backbone
-            self._hook = _after_each_call(layer, self._measure)
+        self._measures = (trainer.global_step + 1) % (every or 10) == 0
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        if self._hook is not None:
-            self._hook()
-            self._hook = None
-        value, self._value = self._value, None
-        if value is not None:
+        output = pl_module.__dict__.pop(_OUTPUT, None)
+        if self._measures and output is not None:
+            value = spread(output.flatten(1))
             pl_module.log(METRIC, value, on_step=True, on_epoch=False)
             if trainer.is_global_zero:
                 self._judge(float(value), trainer.global_step)
 
-    def _measure(self, module: Any, args: Any, output: Any) -> None:
-        if self._value is None:
-            # Some of solo-learn's backbones return further tensors after the features.
-            found = output if isinstance(output, Tensor) else output[0]
-            self._value = spread(found.detach().flatten(1))
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._unhook is not None:
+            self._unhook()
+            self._unhook = None
 
     def _judge(self, value: float, step: int) -> None:
         self._low = self._low + 1 if value < COLLAPSED else 0

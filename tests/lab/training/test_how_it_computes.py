@@ -13,11 +13,9 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
-from solo_ext.config.check import check_run
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.training import cpu_precision
-from solo_ext.lab.training.compiled import CompiledNetworks
 from solo_ext.lab.training.cpu_precision import is_correct_in_bf16
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -214,117 +212,6 @@ def test_graphs_on_a_cpu_change_nothing(
     train(make_config("simclr", performance={"graphs": True}), tmp_path / "asked")
     assert "performance.graphs: this run trains on a CPU" in caplog.text
     assert_same_run(tmp_path / "plain", tmp_path / "asked")
-
-
-def test_graphs_of_another_backend_are_refused(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config("simclr", performance={"graphs": True, "compile": "eager"})
-    with pytest.raises(ConfigError, match=r"performance\.graphs=true: .*; set performance"):
-        train(config, tmp_path / "run")
-
-
-@pytest.mark.parametrize("synchronised", [True, False])
-def test_graphs_hold_no_communication(
-    synchronised: bool, make_config: MakeConfig, caplog: pytest.LogCaptureFixture
-) -> None:
-    several = {"accelerator": "gpu", "devices": [0, 1], "strategy": "ddp"}
-    given = {**several, "sync_batchnorm": synchronised, "performance": {"graphs": True}}
-    networks = CompiledNetworks(check_run(make_config("simclr", **given)))
-    assert networks.graphs is not synchronised
-    assert ("sync_batchnorm=true" in caplog.text) is synchronised
-
-
-def as_on_a_gpu(config: dict[str, Any]) -> CompiledNetworks:
-    """What a run's steps do around graphs; only the capture itself needs a GPU."""
-    networks = CompiledNetworks(check_run(config))
-    networks.graphs = True
-    return networks
-
-
-def test_only_steps_run_compiled_if_there_are_graphs(
-    make_config: MakeConfig, images: Path, tmp_path: Path
-) -> None:
-    """E-steps and evaluation keep results that a graph's next replay would overwrite."""
-
-    @torch.compile(backend="eager")
-    def compiled(x: torch.Tensor) -> torch.Tensor:
-        return x + int(torch.compiler.is_compiling())
-
-    seen: dict[str, set[bool]] = {}
-
-    def look(where: str) -> Any:
-        return lambda *_, **__: seen.setdefault(where, set()).add(bool(compiled(torch.zeros(1))))
-
-    watch = LambdaCallback(
-        on_sanity_check_start=look("sanity validation"),
-        on_before_zero_grad=look("step"),
-        on_validation_start=look("validation"),
-        on_train_epoch_start=look("epoch"),
-        on_train_epoch_end=look("epoch"),
-    )
-    config = make_config(
-        "pcl", max_epochs=2, data={"val_path": str(images)}, num_sanity_val_steps=1
-    )
-    train(config, tmp_path / "run", callbacks=[as_on_a_gpu(config), watch])
-    assert seen.pop("step") == {True}
-    assert seen == {"sanity validation": {False}, "validation": {False}, "epoch": {False}}
-    assert compiled(torch.zeros(1)) == 1, "the next run of this process may compile"
-
-
-@pytest.mark.parametrize("method", ["simclr", "protocpc"])
-def test_the_first_gradients_of_an_accumulation_are_copied(
-    method: str, make_config: MakeConfig, tmp_path: Path
-) -> None:
-    """ProtoCPC's prototypes have none in its first epoch."""
-    config = config_of(make_config, method, accumulate_grad_batches=2, max_epochs=2)
-    train(config, tmp_path / "plain")
-    made: list[torch.Tensor] = []
-    taken: list[bool] = []
-
-    def after(trainer: Any, module: Any) -> None:
-        made.append(next(module.backbone.parameters()).grad)
-
-    def before(trainer: Any, module: Any, optimizer: Any) -> None:
-        first, second = made
-        taken.append(next(module.backbone.parameters()).grad is second is not first)
-        made.clear()
-
-    watch = LambdaCallback(on_after_backward=after, on_before_optimizer_step=before)
-    train(config, tmp_path / "copied", callbacks=[watch, as_on_a_gpu(config)])
-    assert_same_run(tmp_path / "plain", tmp_path / "copied")
-    assert taken
-    assert all(taken)
-
-
-@pytest.mark.parametrize(
-    ("counted", "until", "said"),
-    [
-        ("cudagraph_skips", 1, "1 of the graphs are not captured"),
-        ("cudagraph_recorded_non_static_inputs", 99, "20 steps have recorded graphs anew"),
-        ("cudagraph_recorded_non_static_inputs", 9, None),
-    ],
-)
-def test_graphs_that_do_not_help_are_told_once(
-    counted: str,
-    until: int,
-    said: str | None,
-    make_config: MakeConfig,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """By inductor's own counts, which a GPU would raise."""
-    config = config_of(make_config, "simclr", max_epochs=5)
-
-    def count(trainer: Any, *_: Any, **__: Any) -> None:
-        torch._dynamo.utils.counters["inductor"][counted] += trainer.global_step < until
-
-    networks = as_on_a_gpu(config)
-    caplog.clear()
-    train(
-        config, tmp_path / "run", callbacks=[LambdaCallback(on_train_batch_start=count), networks]
-    )
-    lines = [line for line in caplog.messages if line.startswith("performance.graphs")]
-    assert len(lines) == (said is not None)
-    assert said is None or said in lines[0]
 
 
 def test_what_watches_a_compiled_layer_does_not_compile_it_again(
