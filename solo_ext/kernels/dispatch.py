@@ -214,6 +214,19 @@ def tiles_of(count: int, size: int) -> Iterator[slice]:
     return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
 
 
+def cut(x: Tensor, part: slice, dim: int = 0) -> Tensor:
+    """A part of a tensor, and the tensor itself if that is all of it, which saves a view.
+
+    Example:
+        >>> x = torch.zeros(5, 2)
+        >>> cut(x, slice(0, 2)).shape, cut(x, slice(0, 5)) is x, cut(x, slice(None)) is x
+        (torch.Size([2, 2]), True, True)
+    """
+    size = x.shape[dim]
+    begin, end, _ = part.indices(size)
+    return x if end - begin == size else x.narrow(dim, begin, end - begin)
+
+
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a ``backward`` raise RuntimeError if its result would be differentiated again.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from solo_ext.kernels import dispatch
-from solo_ext.kernels.dispatch import once_differentiable, tile_rows, tiles_of
+from solo_ext.kernels.dispatch import cut, once_differentiable, tile_rows, tiles_of
 from solo_ext.kernels.sinkhorn import SAFE_EXPONENT, Assignment
 
 
@@ -117,23 +117,23 @@ class _Contrast(torch.autograd.Function):
         held = student.new_empty(min(tiles[0], count), len(table))
         parts = list(tiles_of(len(table), tiles[1]))
         for rows, view in itertools.product(tiles_of(count, len(held)), range(views)):
-            exponentials = held[: rows.stop - rows.start]
-            factors = (student[view, rows] * inverse_temperature).to(table.dtype)
+            exponentials = cut(held, slice(0, rows.stop - rows.start))
+            factors = (cut(student[view], rows) * inverse_temperature).to(table.dtype)
             own = weights[view].sum() / count
             # For each teacher view: exponentials, factors of the prototypes, and factors of the
             # samples, which include the weight of a sample in the mean loss.
             targets = [
-                (a.matrix[rows], a.columns, a.rows[rows] * (w / count))
+                (cut(a.matrix, rows), a.columns, cut(a.rows, rows) * (w / count))
                 for a, w in zip(assignments, weights[view], strict=True)
             ]
 
             mass = student.new_zeros(len(exponentials))
             for part in parts:
-                logits = (factors @ table[part].T).to(student.dtype)
+                logits = (factors @ cut(table, part).T).to(student.dtype)
                 for matrix, columns, share in targets:
-                    align -= ((matrix[:, part] * logits) @ columns[part]) @ share
+                    align -= ((cut(matrix, part, 1) * logits) @ cut(columns, part)) @ share
                 if safe:
-                    torch.exp(logits, out=exponentials[:, part])
+                    torch.exp(logits, out=cut(exponentials, part, 1))
                     mass += _total(exponentials, prior, part)
                 else:
                     exponentials[:, part] = logits
@@ -148,19 +148,20 @@ class _Contrast(torch.autograd.Function):
 
             # Turn the exponentials into the gradient to the similarities, in place.
             for part in parts:
-                slopes = exponentials[:, part]
+                slopes = cut(exponentials, part, 1)
                 if prior is not None:
-                    slopes *= prior[part]
+                    slopes *= cut(prior, part)
                 slopes *= (own / mass).unsqueeze(1)
                 for matrix, columns, share in targets:
-                    slopes.addcmul_(matrix[:, part] * columns[part], share.unsqueeze(1), value=-1)
+                    exact = cut(matrix, part, 1) * cut(columns, part)
+                    slopes.addcmul_(exact, share.unsqueeze(1), value=-1)
                 slopes = slopes.to(table.dtype)
                 if to_student is not None:
-                    to_student[view, rows] += slopes @ table[part]
+                    cut(to_student[view], rows).add_(slopes @ cut(table, part))
                 if to_prototypes is not None and factors.dtype == to_prototypes.dtype:
-                    to_prototypes[part].addmm_(slopes.T, factors)
+                    cut(to_prototypes, part).addmm_(slopes.T, factors)
                 elif to_prototypes is not None:
-                    to_prototypes[part] += slopes.T @ factors
+                    cut(to_prototypes, part).add_(slopes.T @ factors)
         if to_student is not None:
             to_student *= inverse_temperature
         ctx.gradients = to_student, to_prototypes
@@ -175,5 +176,5 @@ class _Contrast(torch.autograd.Function):
 
 
 def _total(exponentials: Tensor, prior: Tensor | None, part: slice) -> Tensor:
-    block = exponentials[:, part]
-    return block.sum(1) if prior is None else block @ prior[part]
+    block = cut(exponentials, part, 1)
+    return block.sum(1) if prior is None else block @ cut(prior, part)

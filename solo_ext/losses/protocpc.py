@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solo_ext.core.precision import full_precision, full_precision_products
+from solo_ext.kernels.dispatch import cut
 from solo_ext.kernels.normalized import normalized
 from solo_ext.kernels.prototype_contrast import prototype_contrast
 from solo_ext.kernels.sinkhorn import Assignment, assign, plain_sinkhorn
@@ -235,7 +236,7 @@ def _assigned(teacher: Tensor, table: Tensor, temperature: float, iterations: in
     factors = (F.normalize(teacher, dim=-1) * scale).to(table.dtype)
 
     def logits(rows: slice, columns: slice) -> Tensor:
-        return (factors[rows] @ table[columns].T).to(teacher.dtype)
+        return (cut(factors, rows) @ cut(table, columns).T).to(teacher.dtype)
 
     shape = len(teacher), len(table)
     return assign(

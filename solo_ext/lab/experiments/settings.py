@@ -78,10 +78,10 @@ class Tuning(Section):
     Attributes:
         holdout: share of the training images that scores a trial.
         measure: name of the score, as in ``headline``.
-        rungs: epochs of shorter trainings, ascending, after each of which only the best trials of
-            a row and the unchanged row go on, to start anew with more epochs (successive halving,
-            Jamieson and Talwalkar 2016, arXiv 1502.07943). Empty: all train as long as the row.
-        keep: share of a row's trials that goes on, rounded up.
+        rungs: epochs of shorter trainings, ascending, after each of which only the best quarter of
+            a row's trials, rounded up, and the unchanged row go on, to start anew with more epochs
+            (successive halving, Jamieson and Talwalkar 2016, arXiv 1502.07943). Empty: all train as
+            long as the row.
 
     >>> Tuning(trials=4, space={"optimizer.lr": {"low": 0.01, "high": 1.0, "log": True}}).measure
     'knn'
@@ -91,7 +91,6 @@ class Tuning(Section):
     holdout: Annotated[float, Gt(0), Lt(1)] = 0.1
     measure: str = "knn"
     rungs: list[PositiveInt] = []
-    keep: Annotated[float, Gt(0), Lt(1)] = 0.25
     space: dict[str, Dimension] = {}
 
 

@@ -25,6 +25,9 @@ from solo_ext.lab.experiments.settings import (
     Tuning,
 )
 
+_GOES_ON = 0.25
+"""Share of a row's trials that a rung lets go on."""
+
 
 def trial_settings(
     settings: BenchmarkSettings, rows: Sequence[str] | None = None
@@ -132,7 +135,7 @@ def search(
 
     >>> from solo_ext.lab.experiments.plan import make_plan
     >>> from solo_ext.lab.experiments.settings import read_benchmark
-    >>> tuning = ["tuning.trials=4", "+tuning.rungs=[20]", "+tuning.keep=0.3"]
+    >>> tuning = ["tuning.trials=4", "+tuning.rungs=[20]"]
     >>> settings = read_benchmark("digits", tuning)
     >>> trials = trial_settings(settings, ["simclr"])
     >>> plan = make_plan(trials, ["simclr.0", "simclr.1", "simclr.3"])
@@ -153,17 +156,16 @@ def search(
         scores = {run.row: by_key[run.key] for run in rung if run.key in by_key}
         if {_row_of(trial) for trial in scores} != {_row_of(trial) for trial in alive}:
             return {}
-        alive = _best_trials(scores, _tuning(settings))
+        alive = _best_trials(scores, _tuning(settings).measure)
     return scores
 
 
-def _best_trials(scores: Mapping[str, float], tuning: Tuning) -> set[str]:
+def _best_trials(scores: Mapping[str, float], measure: str) -> set[str]:
     """The best of each row's trials, and the unchanged row, than which another must be better."""
     found = set()
-    for of_row in _ranking(scores, tuning.measure):
-        # Round first: 0.28 * 25 is a little more than 7.
-        count = math.ceil(round(tuning.keep * len(of_row), 6))
-        found |= {*of_row[:count], *(t for t in of_row if t.endswith(".0"))}
+    for of_row in _ranking(scores, measure):
+        best = of_row[: math.ceil(_GOES_ON * len(of_row))]
+        found |= {*best, *(t for t in of_row if t.endswith(".0"))}
     return found
 
 
