@@ -51,9 +51,28 @@ def _written(func: Any, name: str, args: Sequence[Any], given: dict[str, Any]) -
             yield from (x for x in tree_flatten(value)[0] if isinstance(x, Tensor))
 
 
+class EmulatedGraph:
+    """Replays the operations of a step."""
+
+    def __init__(self, operations: _Operations) -> None:
+        self.operations = operations
+
+    def replay(self) -> None:
+        """Does all operations again, on the tensors of the recording."""
+        # A dispatch mode that counts sees the host's operations alone.
+        with _disable_current_modes(), torch.inference_mode():
+            for func, args, kwargs, found in self.operations.held:
+                again = func(*args, **kwargs)
+                given = {_place(x) for x in tree_flatten((args, kwargs))[0]}
+                for old, new in zip(tree_flatten(found)[0], tree_flatten(again)[0], strict=True):
+                    # Views, and what is written in place, have the tensors of the recording.
+                    if isinstance(old, Tensor) and _place(old) not in given:
+                        old.copy_(new)
+
+
 def emulated_graph(
-    step: Callable[[], None], generators: Sequence[torch.Generator]
-) -> Callable[[], None]:
+    step: Callable[[], None], generators: Sequence[torch.Generator], after: Any
+) -> EmulatedGraph:
     """Records a step as a GPU does: nothing is written or drawn until the first replay."""
     drawn_from = [torch.default_generator, *generators]
     states = [generator.get_state() for generator in drawn_from]
@@ -68,19 +87,7 @@ def emulated_graph(
                 tensor.copy_(before)
         for generator, state in zip(drawn_from, states, strict=True):
             generator.set_state(state)
-
-    def replay() -> None:
-        # A dispatch mode that counts sees the host's operations alone.
-        with _disable_current_modes(), torch.inference_mode():
-            for func, args, kwargs, found in operations.held:
-                again = func(*args, **kwargs)
-                given = {_place(x) for x in tree_flatten((args, kwargs))[0]}
-                for old, new in zip(tree_flatten(found)[0], tree_flatten(again)[0], strict=True):
-                    # Views, and what is written in place, have the tensors of the recording.
-                    if isinstance(old, Tensor) and _place(old) not in given:
-                        old.copy_(new)
-
-    return replay
+    return EmulatedGraph(operations)
 
 
 def _place(x: Any) -> int | None:

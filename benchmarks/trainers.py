@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from PIL import Image
 from benchmarks.record import Effort
 from solo_ext.config.compose import compose
 from solo_ext.core.errors import first_line
+from solo_ext.lab.training import step_graph
 from solo_ext.lab.training.lightning_internals import after_own_hook
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
@@ -180,6 +182,17 @@ def a_teacher(effort: Effort) -> Iterator[None]:
         yield
 
 
+class _Told(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 def time_one_by_one(
     effort: Effort, runs: Mapping[str, tuple[str, Sequence[str]]], rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
@@ -193,12 +206,19 @@ def time_one_by_one(
         images = training_images(effort, Path(folder))
         for name, run in runs.items():
             timer = Timer(per_epoch=False)
+            told = _Told()
+            logging.getLogger(step_graph.__name__).addHandler(told)
             try:
                 train(effort, *run, images, epochs, timer)
+                if told.lines:
+                    # It has run without graphs.
+                    raise RuntimeError(told.lines[0])
                 seconds[name] = timer.seconds
             except Exception as error:
                 traceback.print_exc()
                 failed[name] = f"{type(error).__name__}: {first_line(error)}"
+            finally:
+                logging.getLogger(step_graph.__name__).removeHandler(told)
     return seconds, failed
 
 

@@ -16,7 +16,7 @@ import cProfile
 import functools
 import pstats
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,23 +136,25 @@ def count_steps(names: Iterable[str], device: str = "cpu") -> dict[str, dict[str
 
             found[method] = counts()
             if method in WITH_GRAPHS:
-                with _free_replays() if device == "cpu" else contextlib.nullcontext():
+                with free_replays() if device == "cpu" else contextlib.nullcontext():
                     beside = counts(*_GRAPHS)
                 found[method] |= {f"{key}_beside_graph": beside[key] for key in BESIDE_GRAPH}
     return found
 
 
-def _free_replays() -> contextlib.ExitStack:
+def free_replays() -> contextlib.ExitStack:
     """Lets a CPU record steps as a GPU does; later replays than the first one do nothing."""
 
-    def record(
-        step: Callable[[], None], generators: Sequence[torch.Generator]
-    ) -> Callable[[], None]:
-        first = [emulated_graph(step, generators)]
-        return lambda: first.pop()() if first else None
+    class Free:
+        def __init__(self, *given: Any) -> None:
+            self.first = [emulated_graph(*given)]
+
+        def replay(self) -> None:
+            if self.first:
+                self.first.pop().replay()
 
     patched = contextlib.ExitStack()
-    graphs = functools.partial(StepGraphs, record=record)
+    graphs = functools.partial(StepGraphs, record=Free)
     patched.enter_context(patch.object(training, "StepGraphs", graphs))
     wanted = patch.object(training, "records_graphs", lambda run: run.performance.graphs)
     patched.enter_context(wanted)

@@ -149,6 +149,9 @@ def _fits(size: int, like: Tensor, now: bool) -> bool:
 def _fastest(
     key: str, forms: Mapping[Form, Callable[..., Any]], inputs: Sequence[Tensor], size: int
 ) -> Form:
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        # Every form would fail, and the choice would stay.
+        raise RuntimeError(f"{key}: the forms are not timed yet, and a graph is being recorded")
     times: dict[Form, float] = {}
     for name, form in forms.items():
         if name == "plain" and not _fits(size, inputs[0], True):

@@ -15,7 +15,7 @@ from benchmarks import operation, trainers
 from benchmarks.measure import Work
 from benchmarks.operation import EXACT, Case, Goal, Setup, relative
 from benchmarks.record import Effort
-from benchmarks.rows import CASES, ROWS, queue_loss, training
+from benchmarks.rows import CASES, ROWS, counts, queue_loss, training
 from benchmarks.trainers import TEACHERS, race_trainers, train
 
 TINY = Effort(rounds=1, warm=1, shrink=64, compiled=False)
@@ -97,10 +97,20 @@ def test_a_run_that_fails_keeps_no_other_one_with_graphs_back(
 
     monkeypatch.setattr(trainers, "train", note)
     monkeypatch.setitem(training.CHANGES, "simclr, bad", ("no_such_key=1",))
-    monkeypatch.setattr(training, "FAMILIES", {"simclr": ("simclr, bad", "hard_negative")})
-    findings, _ = training.graphs_of(TINY, "simclr")
+    off = ("knn_eval.enabled=true",)
+    monkeypatch.setitem(training.CHANGES, "simclr, off", off)
+    names = "simclr, bad", "simclr, off", "hard_negative"
+    monkeypatch.setattr(training, "FAMILIES", {"simclr": names, "nnclr": ("nnclr_symmetric",)})
+    with counts.free_replays():
+        findings, _ = training.graphs_of(TINY, "simclr")
+        beside, ours = training.graphs_of(TINY, "nnclr")[0]
     assert threads == {threading.get_ident()}
-    base, bad, good = findings
+    assert (beside.measured, beside.note) == (None, "its steps cannot be recorded")
+    assert ours.measured is not None
+    assert ours.peer == "nnclr of solo-learn, without graphs"
+    base, bad, without, good = findings
+    assert without.measured is None
+    assert "performance.graphs" in without.note
     assert base.measured is not None
     assert good.measured is not None
     assert good.again is not None

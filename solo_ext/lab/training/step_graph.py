@@ -11,9 +11,12 @@ graphs anew.
 
 from __future__ import annotations
 
+import gc
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import lightning.pytorch as pl
@@ -23,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from solo_ext.config.schema import RunConfig
-from solo_ext.core.errors import first_line
+from solo_ext.core.errors import ConfigError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +43,26 @@ _WARM_UP = 3
 """Optimiser steps before the first graph, in which libraries choose and allocate what they need."""
 
 _NONE = object()
+_SPOILS = torch.__version__ < "2.13"
+"""Whether a recording that fails leaves generators and memory in it (pytorch pull 180395)."""
+
+
+class Graph(Protocol):
+    """A recorded step."""
+
+    def replay(self) -> None: ...
 
 
 class Record(Protocol):
-    """Records a step on a device; its result replays it."""
+    """Records a step on a device.
+
+    The arguments are the step, the generators that it draws from beside the device's own, and a
+    graph that is always replayed before this one, if there is one.
+    """
 
     def __call__(
-        self, step: Callable[[], None], generators: Sequence[torch.Generator]
-    ) -> Callable[[], None]: ...
+        self, step: Callable[[], None], generators: Sequence[torch.Generator], after: Any
+    ) -> Graph: ...
 
 
 def records_graphs(run: RunConfig) -> bool:
@@ -86,20 +101,31 @@ def _say(why: str) -> None:
 
 
 def _cuda_graph(
-    step: Callable[[], None], generators: Sequence[torch.Generator]
-) -> Callable[[], None]:
-    """Records the operations of a step, without running them, as a CUDA graph."""
+    step: Callable[[], None],
+    generators: Sequence[torch.Generator],
+    after: torch.cuda.CUDAGraph | None,
+) -> torch.cuda.CUDAGraph:
+    """Records the operations of a step, without running them, as a CUDA graph.
+
+    A graph that is replayed after another one uses its memory again: what the other one leaves is
+    held, and what this one leaves is read before the other one is replayed.
+    """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     for generator in generators:
         graph.register_generator_state(generator)
+    pool, collects = None if after is None else after.pool(), gc.isenabled()
+    # What is collected may free memory by calls that end a recording.
+    gc.disable()
     try:
         # The threads of a loader call CUDA, too, to pin memory.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             step()
     finally:
         # torch leaves its own stream set if the recording fails.
         torch.cuda.set_stream(stream)
-    return graph.replay
+        if collects:
+            gc.enable()
+    return graph
 
 
 class _Step(NamedTuple):
@@ -118,13 +144,15 @@ class _Step(NamedTuple):
 class _Recorded:
     """A step that was recorded, and what the host sees of it."""
 
-    replay: Callable[[], None]
+    graph: Graph
     inputs: list[Tensor]
     loss: Tensor
     logged: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]
     attributes: dict[str, Any]
     """Those that the step sets on the method; tensors among them have new values after a replay."""
     gradients: list[tuple[nn.Parameter, Tensor | None]]
+    places: dict[str, int]
+    """Addresses of parameters and buffers, until they are compared once."""
 
 
 class StepGraphs(Callback):
@@ -199,8 +227,16 @@ class StepGraphs(Callback):
         self.on_train_end(trainer, pl_module)
 
     def _forget(self) -> None:
-        # Their memory is free for what comes between epochs.
-        self._recorded, self._of_epoch, self._shapes = {}, 0, None
+        """Frees the graphs' memory for what comes between epochs."""
+        for recorded in self._recorded.values():
+            for parameter, gradient in recorded.gradients:
+                if parameter.grad is gradient:
+                    parameter.grad = None
+        held, self._recorded = bool(self._recorded), {}
+        self._of_epoch, self._shapes = 0, None
+        if held and torch.cuda.is_available():
+            # Other libraries allocate memory of their own.
+            torch.cuda.empty_cache()
 
     def _turn_off(self, why: str) -> None:
         self._off = True
@@ -218,19 +254,35 @@ class StepGraphs(Callback):
         if shapes != self._shapes or not (first or self._replayed):
             return None
         if first in self._recorded:
-            return self._recorded[first]
+            return self._in_place(given.pl_module, self._recorded[first])
         if first and (self._of_run < _WARM_UP or self._of_epoch == 0):
             return None
         try:
             self._recorded[first] = self._recording(given)
         except RuntimeError as error:
-            self._turn_off(f"a step cannot be recorded ({first_line(error)})")
+            why = f"a step cannot be recorded ({_cause(error)})"
+            if _SPOILS and torch.cuda.is_available():
+                version = torch.__version__.partition("+")[0]
+                problem = f"{why}, after which torch {version} cannot go on"
+                remedy = "start again with performance.graphs=false"
+                raise ConfigError("performance.graphs", True, problem, remedy) from error
+            self._turn_off(why)
             draws = getattr(given.pl_module, "step_draws", None)
             if draws is not None:
                 # This step has not drawn yet.
                 draws.begin(draws.seed)
             return None
         return self._recorded[first]
+
+    def _in_place(self, pl_module: pl.LightningModule, recorded: _Recorded) -> _Recorded | None:
+        """The recorded step, unless what it reads is elsewhere now."""
+        places, recorded.places = recorded.places, {}
+        now = _places(pl_module) if places else {}
+        moved = next((name for name, place in places.items() if now.get(name) != place), None)
+        if moved is None:
+            return recorded
+        self._turn_off(f"every step gives {moved} new memory")
+        return None
 
     def _recording(self, given: _Step) -> _Recorded:
         trainer, pl_module, step, batch, batch_idx, first = given
@@ -260,34 +312,62 @@ class StepGraphs(Callback):
             with torch.autocast(loss.device.type, enabled=False):
                 scaled.backward()  # type: ignore[no-untyped-call]
 
+        after = None if first else self._recorded[True].graph
         pl_module.__dict__["log"] = note
+        _detach_attributes(pl_module)
         try:
-            replay = self._record(whole_step, list(getattr(pl_module, "step_draws", ())))
+            graph = self._record(whole_step, list(getattr(pl_module, "step_draws", ())), after)
         finally:
             pl_module.__dict__["log"] = log
+            _detach_attributes(pl_module)
         for module, name, buffer in buffers:
             if module._buffers[name] is not buffer:
                 module._buffers[name] = buffer
                 raise RuntimeError(f"it replaces a buffer, {name}")
         return _Recorded(
-            replay,
+            graph,
             [x for x in held if isinstance(x, Tensor)],
             losses[0],
             logged,
             {k: v for k, v in vars(pl_module).items() if attributes.get(k, _NONE) is not v},
             [(p, p.grad) for p in parameters],
+            _places(pl_module),
         )
 
     def _replay(self, pl_module: pl.LightningModule, recorded: _Recorded, batch: Any) -> Tensor:
         given = [x for x in tree_flatten(batch)[0] if isinstance(x, Tensor)]
         torch._foreach_copy_(recorded.inputs, given)
-        recorded.replay()
+        recorded.graph.replay()
         vars(pl_module).update(recorded.attributes)
         for parameter, gradient in recorded.gradients:
             parameter.grad = gradient
         for name, value, args, kwargs in recorded.logged:
             pl_module.log(name, value, *args, **kwargs)
         return recorded.loss
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong first, and where: torch then raises an error that names neither."""
+    while error.__context__ is not None:
+        error = error.__context__
+    (place,) = traceback.extract_tb(error.__traceback__)[-1:]
+    return f"{first_line(error)}; {Path(place.filename).name}, line {place.lineno}"
+
+
+def _detach_attributes(root: nn.Module) -> None:
+    """Lets tensors that layers keep go on without their history, as weight normalisation's.
+
+    A parameter's part in the history of a step belongs to its stream, and a recording has its own.
+    """
+    for layer in root.modules():
+        for name, value in vars(layer).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                vars(layer)[name] = value.detach()
+
+
+def _places(root: nn.Module) -> dict[str, int]:
+    held = [*root.named_parameters(), *root.named_buffers()]
+    return {name: tensor.data_ptr() for name, tensor in held}
 
 
 def _buffers(root: nn.Module) -> list[tuple[nn.Module, str, Tensor | None]]:

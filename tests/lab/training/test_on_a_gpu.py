@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import METHODS, STEPS, config_of
-from tests.lab.training.same_run import assert_resumes, logged, train, weights
+from tests.lab.training.same_run import assert_resumes, assert_same_run, logged, train, weights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -71,7 +71,9 @@ def test_crops_on_the_batch(
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-@pytest.mark.parametrize("method", ["metric", "mochi", "pcl", "protocpc", "seed", "simclr"])
+@pytest.mark.parametrize(
+    "method", ["byol", "metric", "mochi", "pcl-drawn", "protocpc", "seed", "simclr"]
+)
 def test_graphs(
     method: str,
     accumulated: int,
@@ -91,6 +93,43 @@ def test_graphs(
     mine, theirs = weights(tmp_path / "whole"), weights(tmp_path / "plain")
     for name, value in mine.items():
         torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("method", ["mochi", "nnclr_symmetric", "swav"])
+def test_graphs_with_the_fastest_forms(
+    method: str, on_gpu: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which operations time in their first step; SwAV normalises the weights of a layer."""
+    kwargs = {"method_kwargs": {"queue_size": 0}} if method == "swav" else {}
+    train(on_gpu(method, performance={"graphs": True}, **kwargs), tmp_path / "run")
+    assert "performance.graphs" not in caplog.text
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch cannot go on after that")
+def test_graphs_that_cannot_be_recorded(
+    on_gpu: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The draws of the step that was tried are those of the same run without graphs."""
+    mixed = {"num_hard": 6, "num_pair_mixes": 4, "num_query_mixes": 3, "warmup_epochs": 0}
+    given = {"method_kwargs": {"mixing": mixed}, "deterministic": True}
+    patches = ["momentum-update"]
+
+    class Reads(Callback):
+        def on_fit_start(self, trainer: Any, module: Any) -> None:
+            contrast = module.contrast
+
+            def read(*args: Any) -> Any:
+                loss, metrics = contrast(*args)
+                return loss * (1.0 if loss.item() > 0 else 2.0), metrics
+
+            module.contrast = read
+
+    train(on_gpu("mochi", patches=patches, **given), tmp_path / "plain", callbacks=[Reads()])
+    asked = on_gpu("mochi", patches=patches, performance={"graphs": True}, **given)
+    train(asked, tmp_path / "asked", callbacks=[Reads()])
+    assert "performance.graphs: a step cannot be recorded" in caplog.text
+    assert_same_run(tmp_path / "plain", tmp_path / "asked")
 
 
 def test_graphs_of_compiled_networks(

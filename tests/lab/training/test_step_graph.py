@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from solo_ext.config.check import check_run
 from solo_ext.host.patches import default_patches
 from solo_ext.lab.training import pretrain as module
 from solo_ext.lab.training.pretrain import resume
-from solo_ext.lab.training.step_graph import METHODS, StepGraphs, records_graphs
+from solo_ext.lab.training.step_graph import METHODS, StepGraphs, _cause, records_graphs
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import METHODS as OURS
 from tests.lab.training.resumable import MIXES, STEPS, KillAt, config_of
@@ -37,17 +37,17 @@ class Emulated:
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
 
-    def __call__(
-        self, step: Callable[[], None], generators: Sequence[torch.Generator]
-    ) -> Callable[[], None]:
-        replay = emulated_graph(step, generators)
+    def __call__(self, *given: Any) -> Any:
+        graph = emulated_graph(*given)
         self.recorded += 1
+        replay = graph.replay
 
         def counted() -> None:
             self.replayed += 1
             replay()
 
-        return counted
+        graph.replay = counted  # type: ignore[method-assign]
+        return graph
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_what_cannot_be_recorded_is_told(
     train(replayed, tmp_path / "replayed", callbacks=[Reads()])
     (line,) = [m for m in caplog.messages if m.startswith("performance.graphs")]
     assert "cannot be recorded" in line
-    assert "_local_scalar_dense" in line
+    assert "_local_scalar_dense; emulated_graph.py, line " in line
     assert graphs.recorded == 0
     assert_same_run(tmp_path / "plain", tmp_path / "replayed")
 
@@ -260,3 +260,68 @@ def test_everything_is_as_before_at_the_end(configs: Any, graphs: Emulated, tmp_
         train(replayed, tmp_path / "parts", callbacks=[note, KillAt(5)])
     for method in seen:
         assert not {"training_step", "backward", "optimizer_zero_grad"} & vars(method).keys()
+
+
+def test_the_cause_of_an_error_is_told() -> None:
+    """CUDA's own message says only that something failed before."""
+
+    def fail() -> None:
+        try:
+            raise ValueError("the cause")
+        finally:
+            raise RuntimeError("failed due to a previous error during capture")
+
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    said, _, place = _cause(caught.value).partition("; ")
+    assert said == "the cause"
+    assert place.startswith("test_step_graph.py, line ")
+
+
+def test_networks_that_move_are_told(
+    configs: Any, graphs: Emulated, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As solo-learn's momentum networks do; a replay would read where they were."""
+    plain, replayed = configs("byol")
+
+    class Moves(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            parameter = next(module.momentum_backbone.parameters())
+            parameter.data = parameter.data.clone()
+
+    train(plain, tmp_path / "plain", callbacks=[Moves()])
+    train(replayed, tmp_path / "replayed", callbacks=[Moves()])
+    assert graphs.replayed == 1
+    assert "every step gives momentum_backbone.conv1" in caplog.text
+    assert_same_run(tmp_path / "plain", tmp_path / "replayed")
+
+
+def test_no_layer_keeps_the_history_of_a_step(
+    configs: Any, graphs: Emulated, tmp_path: Path
+) -> None:
+    """Of weight normalisation, it would tie a recording to the stream of the step before."""
+    plain, _ = configs("swav", method_kwargs={"queue_size": 0})
+
+    class Looks(Callback):
+        kept = 0
+
+        def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+            if trainer.global_step == 1:
+                self.kept = sum(map(has_history, module.modules()))
+
+    def has_history(layer: Any) -> bool:
+        tensors = [x for x in vars(layer).values() if isinstance(x, torch.Tensor)]
+        return any(x.grad_fn is not None for x in tensors)
+
+    def record(step: Any, generators: Any, after: Any) -> Any:
+        assert not any(map(has_history, seen[0].modules()))
+        return graphs(step, generators, after)
+
+    seen: list[Any] = []
+    note = LambdaCallback(setup=lambda trainer, module, stage: seen.append(module))
+    train(plain, tmp_path / "plain", callbacks=[looks := Looks()])
+    assert looks.kept, "there is nothing to let go of"
+    own = StepGraphs(lambda *_: None, record)
+    train(plain, tmp_path / "replayed", callbacks=[note, own])
+    assert graphs.replayed
+    assert_same_run(tmp_path / "plain", tmp_path / "replayed")
