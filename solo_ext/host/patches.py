@@ -17,6 +17,7 @@ import logging
 import math
 import pickle
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -538,7 +539,9 @@ def _lars_waits() -> Iterator[Replacement]:
 
 @torch.no_grad()
 def lars_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    """Replaces ``LARS.step``: the same numbers to the bit, without reading a value on the host.
+    """Replaces ``LARS.step``: all parameters at once, without reading a value on the host.
+
+    On a CPU the numbers are the same to the bit.
 
     The rate of a weight is ``eta |w| / (|g| + decay |w| + eps)``, Eq. 6 of You et al., 2017,
     arXiv 1708.03888; where either norm is 0, the gradient stays as it is.
@@ -556,18 +559,25 @@ def lars_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     for group in self.param_groups:
         params = [p for p in group["params"] if p.grad is not None]
         gradients, decay = [p.grad for p in params], group["weight_decay"]
-        for i, (p, g) in enumerate(zip(params, gradients, strict=True)):
-            if p.ndim == 1 and group["exclude_bias_n_norm"]:
-                continue
-            p_norm, g_norm = p.norm(), g.norm()
+        adapted = defaultdict[Any, list[int]](list)
+        for i, p in enumerate(params):
+            if p.ndim != 1 or not group["exclude_bias_n_norm"]:
+                adapted[p.device, p.dtype].append(i)
+        for alike in adapted.values():
+            weights, own = [params[i] for i in alike], [gradients[i] for i in alike]
+            p_norm, g_norm = (torch.stack(torch._foreach_norm(x)) for x in (weights, own))
             rate = p_norm / (g_norm + p_norm * decay + group["eps"]) * group["eta"]
             if group["clip_lr"]:
                 rate = (rate / group["lr"]).clamp(max=1)
-            adapted = g.add(p, alpha=decay) * rate
-            gradients[i] = torch.where((p_norm != 0) & (g_norm != 0), adapted, g)
+            # A weight of 0 adds nothing to its gradient, and a gradient of 0 must stay 0.
+            rate = torch.where(g_norm == 0, 0.0, torch.where(p_norm == 0, 1.0, rate))
+            decayed = torch._foreach_add(own, weights, alpha=decay)
+            torch._foreach_mul_(decayed, rate.unbind())
+            for i, gradient in zip(alike, decayed, strict=True):
+                gradients[i] = gradient
         buffers = [self.state[p].get("momentum_buffer") for p in params]
         same = {key: group[key] for key in ("lr", "momentum", "dampening", "nesterov")}
-        sgd(params, gradients, buffers, weight_decay=0, maximize=False, foreach=False, **same)
+        sgd(params, gradients, buffers, weight_decay=0, maximize=False, foreach=True, **same)
         if group["momentum"]:
             for p, buffer in zip(params, buffers, strict=True):
                 self.state[p]["momentum_buffer"] = buffer
