@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["litdata==0.2.76", "datasets==5.2.0", "moto[server]==5.2.5", "optuna==5.0.0",
-#                 "submitit==1.5.4", "torch"]
+#                 "scipy", "submitit==1.5.4", "torch"]
 # ///
 """Asks other libraries for what our own readers and benchmarks promise, a line for each check.
 
