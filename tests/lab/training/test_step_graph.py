@@ -29,6 +29,16 @@ BUILT_IN = tuple(
 )
 AT_ONCE = ("mochi", "pcl-drawn", "simclr")
 """One that mixes by numbers drawn in the step, one with an E-step, and one of solo-learn."""
+IN_CI = (
+    "hard_negative-queue",
+    "metric",
+    "nnclr_symmetric",
+    "protocpc",
+    "protoseed",
+    "seed",
+    "swav",
+)
+"""With those, every class of ours."""
 
 
 class Emulated:
@@ -78,7 +88,15 @@ def configs(
 
 @pytest.mark.parametrize(
     "method",
-    [m if m in AT_ONCE else pytest.param(m, marks=pytest.mark.slow) for m in (*OURS, *BUILT_IN)],
+    [
+        *AT_ONCE,
+        *(pytest.param(m, marks=pytest.mark.slow) for m in IN_CI),
+        *(
+            pytest.param(m, marks=pytest.mark.matrix)
+            for m in (*OURS, *BUILT_IN)
+            if m not in (*AT_ONCE, *IN_CI)
+        ),
+    ],
 )
 def test_replayed_and_resumed_it_is_the_same_run(
     method: str, configs: Any, graphs: Emulated, tmp_path: Path
