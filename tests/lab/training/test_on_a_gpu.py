@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from tests.conftest import MakeConfig
-from tests.lab.training.resumable import METHODS, STEPS, config_of
+from tests.lab.training.resumable import METHODS, STEPS, ReadsTheLoss, config_of
 from tests.lab.training.same_run import assert_resumes, assert_same_run, logged, train, weights
 
 pytestmark = [
@@ -115,19 +115,9 @@ def test_graphs_that_cannot_be_recorded(
     given = {"method_kwargs": {"mixing": mixed}, "deterministic": True}
     patches = ["momentum-update"]
 
-    class Reads(Callback):
-        def on_fit_start(self, trainer: Any, module: Any) -> None:
-            contrast = module.contrast
-
-            def read(*args: Any) -> Any:
-                loss, metrics = contrast(*args)
-                return loss * (1.0 if loss.item() > 0 else 2.0), metrics
-
-            module.contrast = read
-
-    train(on_gpu("mochi", patches=patches, **given), tmp_path / "plain", callbacks=[Reads()])
+    train(on_gpu("mochi", patches=patches, **given), tmp_path / "plain", callbacks=[ReadsTheLoss()])
     asked = on_gpu("mochi", patches=patches, performance={"graphs": True}, **given)
-    train(asked, tmp_path / "asked", callbacks=[Reads()])
+    train(asked, tmp_path / "asked", callbacks=[ReadsTheLoss()])
     assert "performance.graphs: a step cannot be recorded" in caplog.text
     assert_same_run(tmp_path / "plain", tmp_path / "asked")
 

@@ -21,7 +21,7 @@ from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.step_graph import METHODS, StepGraphs, _cause, records_graphs
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import METHODS as OURS
-from tests.lab.training.resumable import MIXES, STEPS, KillAt, config_of
+from tests.lab.training.resumable import MIXES, STEPS, KillAt, ReadsTheLoss, config_of
 from tests.lab.training.same_run import assert_same_run, train, train_killed
 
 BUILT_IN = tuple(
@@ -182,19 +182,9 @@ def test_what_cannot_be_recorded_is_told(
     """Once, and the run goes on as without: also the draws of the step that was tried."""
     plain, replayed = configs("mochi", method_kwargs={"mixing": {**MIXES, "warmup_epochs": 0}})
 
-    class Reads(Callback):
-        def on_fit_start(self, trainer: Any, module: Any) -> None:
-            contrast = module.contrast
-
-            def read(*args: Any) -> Any:
-                loss, metrics = contrast(*args)
-                return loss * (1.0 if loss.item() > 0 else 2.0), metrics
-
-            module.contrast = read
-
-    train(plain, tmp_path / "plain", callbacks=[Reads()])
+    train(plain, tmp_path / "plain", callbacks=[ReadsTheLoss()])
     caplog.clear()
-    train(replayed, tmp_path / "replayed", callbacks=[Reads()])
+    train(replayed, tmp_path / "replayed", callbacks=[ReadsTheLoss()])
     (line,) = [m for m in caplog.messages if m.startswith("performance.graphs")]
     assert "cannot be recorded" in line
     assert "_local_scalar_dense; emulated_graph.py, line " in line
