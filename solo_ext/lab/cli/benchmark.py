@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.cli.output import say, show
-from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, SlurmLauncher
+from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, RayLauncher, SlurmLauncher
 from solo_ext.lab.experiments.pace import Pace
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
 from solo_ext.lab.experiments.records import RECORDS, Record, read_records
@@ -32,7 +32,8 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     settings = read_benchmark(args.config, args.overrides)
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
     known = read_records(out) if (out / RECORDS).is_file() else []
-    plan = make_plan(settings, args.rows, args.devices, stages=args.stages, records=known)
+    given = args.rows, args.devices, args.nodes
+    plan = make_plan(settings, *given, stages=args.stages, records=known)
     if args.dry_run:
         held = {record["key"] for record in known}
         missing = [run for run in plan if run.key not in held]
@@ -58,7 +59,7 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
     *_, whole = trials.budgets
     names = [name for name in trials.rows if name != trials.teacher]
     # Students of every rung have the same teacher, trained to its end.
-    plan = make_plan(trials, names, args.devices, whole)
+    plan = make_plan(trials, names, args.devices, args.nodes, whole)
     if args.dry_run:
         return _dry_tune(settings, trials, plan, out)
     every: dict[str, Any] = {}
@@ -149,21 +150,32 @@ def _dry_run(
 
 
 def _launcher(args: argparse.Namespace, threads: int, out: Path, until: float | None) -> Launcher:
+    given = {"slurm": args.slurm, "ray": args.ray}
+    for name, words in given.items():
+        if words and args.launcher != name:
+            why = f"the launcher is {args.launcher}"
+            raise ConfigError(f"--{name}", words, why, f"leave it out, or add --launcher {name}")
+    if args.nodes > 1 and args.launcher != "ray":
+        why = f"a run of the launcher {args.launcher} has one node"
+        raise ConfigError("--nodes", args.nodes, why, "leave it out, or add --launcher ray")
     if args.launcher == "local":
-        if args.slurm:
-            why = "the launcher is local"
-            raise ConfigError("--slurm", args.slurm, why, "leave it out, or add --launcher slurm")
         pace = None if until is None else Pace(until)
         return LocalLauncher(args.parallel, threads, args.devices, pace)
     if until is not None:
-        why = "the launcher slurm has limits of its own"
+        why = f"the launcher {args.launcher} has limits of its own"
         raise ConfigError("--within", args.within, why, "leave it out, or take --launcher local")
+    options = OmegaConf.create({})
+    apply_overrides(options, parse(given[args.launcher]))
+    plain: Any = OmegaConf.to_container(options)
+    if args.launcher == "ray":
+        if args.parallel is not None:
+            why = "Ray runs as many at once as its cluster has room for"
+            remedy = "leave it out, or give --ray memory"
+            raise ConfigError("--parallel", args.parallel, why, remedy)
+        return RayLauncher(threads, args.devices, plain, args.nodes)
     if args.devices > 1:
         why = "a run in SLURM has one device"
         raise ConfigError("--devices", args.devices, why, "take --launcher local")
-    options = OmegaConf.create({})
-    apply_overrides(options, parse(args.slurm))
-    plain: Any = OmegaConf.to_container(options)
     return SlurmLauncher(args.parallel, threads, out / "slurm", plain)
 
 

@@ -30,6 +30,7 @@ _EXTRAS = {
     "atlas": ("embedding_atlas", "solo-ext embed --atlas"),
     "report": ("altair", "the page of a run"),
     "benchmark": ("submitit", "benchmark run --launcher slurm"),
+    "ray": ("ray", "benchmark run --launcher ray"),
     "tensorboard": ("tensorboard", "loggers: [tensorboard]"),
     "wandb": ("wandb", "wandb.enabled: true"),
 }

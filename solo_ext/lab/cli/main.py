@@ -242,12 +242,15 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
     parser.add_argument("--parallel", type=_positive, help="runs at once; one per GPU or core")
-    parser.add_argument("--devices", type=_positive, default=1, help="devices of one run")
+    parser.add_argument(
+        "--devices", type=_positive, default=1, help="devices of one run, on each of its nodes"
+    )
+    parser.add_argument("--nodes", type=_positive, default=1, help="nodes of one run, by Ray")
     parser.add_argument(
         "--launcher",
         default="local",
-        choices=("local", "slurm"),
-        help="processes of this machine, or an array of SLURM jobs",
+        choices=("local", "slurm", "ray"),
+        help="processes of this machine, an array of SLURM jobs, or tasks of a Ray cluster",
     )
     parser.add_argument(
         "--slurm",
@@ -255,6 +258,13 @@ def _add_run_words(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="key=value",
         help="for submitit, such as slurm_partition=gpu timeout_min=600",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="+",
+        default=[],
+        metavar="key=value",
+        help="for Ray's tasks, such as num_gpus=1 max_retries=-1",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="list the runs and their minutes, start none"

@@ -1,4 +1,4 @@
-"""Starts the runs of a benchmark: on this machine, or as an array of SLURM jobs."""
+"""Starts the runs of a benchmark: on this machine, as an array of SLURM jobs, or by Ray."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
@@ -141,12 +144,12 @@ def _stop(processes: Sequence[ForkServerProcess]) -> None:
             process.join()
 
 
-def _ended(folder: Path, code: int) -> dict[Path, str]:
+def _ended(folder: Path, code: int, log_name: str = LOG) -> dict[Path, str]:
     """Why an ended run failed (its last printed line), by folder; empty if it succeeded."""
     if code == 0 and (folder / RECORD).is_file():
         return {}
-    text = ""
-    with contextlib.suppress(OSError, UserError), open_regular(refuse_link(folder / LOG)) as log:
+    text, file = "", folder / log_name
+    with contextlib.suppress(OSError, UserError), open_regular(refuse_link(file)) as log:
         text = log.read().decode(errors="replace")
     last = _last_line(text).removeprefix("solo-ext: ")
     reason = last or f"it printed nothing, exit code {code}"
@@ -236,4 +239,161 @@ class SlurmLauncher:
             error = job.exception()
             if error is not None or not (folder / RECORD).is_file():
                 failed[folder] = _last_line(str(error or "")) or "no record"
+        return failed
+
+
+class RayLauncher:
+    """Executes runs as tasks of a Ray cluster; the run is a child process of its task.
+
+    If a worker or a run is killed or a node is lost, Ray starts the task again, and the run
+    continues from its last checkpoint. A run on several nodes has a task on each; the first task
+    starts the others, and fails if one of them fails. Runs end when the call that started them
+    ends. Without ``RAY_ADDRESS`` or a cluster that this machine belongs to, a cluster of this
+    machine is started.
+
+    Args:
+        threads: CPU threads of a process.
+        devices: devices of one run on each of its nodes.
+        options: options of Ray's tasks, such as ``num_gpus``, ``memory`` and ``max_retries``.
+        nodes: nodes of one run.
+
+    Raises:
+        UserError: Ray is not installed, or its cluster cannot be reached.
+        ConfigError: an option that Ray refuses.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        devices: int = 1,
+        options: Mapping[str, Any] | None = None,
+        nodes: int = 1,
+    ) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+        except ImportError:
+            raise UserError(
+                "--launcher ray needs Ray, which is not installed: pip install 'solo-ext[ray]'"
+            ) from None
+        self.ray = ray
+        try:
+            if not ray.is_initialized():
+                ray.init(include_dashboard=False, logging_level="warning")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"--launcher ray: {error}; set RAY_ADDRESS to a cluster, or leave it out"
+            ) from None
+        gpus = devices if ray.cluster_resources().get("GPU") else 0
+        given = {"num_cpus": threads * devices, "num_gpus": gpus, **(options or {})}
+        logs = [f"{LOG}.{node}" if node else LOG for node in range(nodes)]
+        place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        module, seconds, here = work.__module__, TICK, os.getcwd()
+        changes = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        # No retry after these exit codes: if one of several ranks is lost, the others exit with 1.
+        final = (0, 2) if nodes * devices > 1 else (0, 1, 2)
+
+        # Ray pickles this inner function together with what it refers to, so that the worker
+        # imports neither this file nor torch.
+        def run(folder: str, node: int = 0, **meeting: str) -> tuple[int, str]:
+            others: list[Any] = []
+            failed: list[Any] = []
+            if node == 0 and nodes > 1:
+                group = ray.util.get_current_placement_group()
+                # After the loss of a node, Ray may have to find another one first.
+                while not group.wait(seconds):
+                    pass
+                with socket.create_server(("", 0)) as free:
+                    port = str(free.getsockname()[1])
+                meeting = {"MASTER_ADDR": ray.util.get_node_ip_address(), "MASTER_PORT": port}
+                for further in range(1, nodes):
+                    there = {"scheduling_strategy": place(group, further), "max_retries": 0}
+                    task = ray.remote(**{**given, **there})(run)
+                    others.append(task.remote(folder, further, **meeting))
+            # SLURM may have started Ray, and Lightning would take its variables for the run's.
+            environ = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+            environ |= {**changes, **meeting, "NODE_RANK": str(node)}
+            with open(os.path.join(folder, logs[node]), "ab") as log:
+                # This pipe closes when the worker ends for any reason, which ends the run too.
+                process = subprocess.Popen(
+                    [sys.executable, "-m", module, folder],
+                    cwd=here,
+                    env=environ,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                )
+            try:
+                # Poll, because Ray cannot cancel a task that waits without a timeout.
+                while process.poll() is None and not failed:
+                    time.sleep(seconds)
+                    done, others = ray.wait(others, num_returns=len(others), timeout=0)
+                    failed = [ended for ended in ray.get(done) if ended[0]]
+            except KeyboardInterrupt:
+                process.terminate()
+                process.wait()
+            finally:
+                for other in others:
+                    ray.cancel(other, force=True)
+                process.communicate()
+            code, log_name = failed[0] if failed else (process.returncode, logs[node])
+            if node == 0 and code not in final:
+                raise ChildProcessError(code, log_name)
+            return code, log_name
+
+        # The first of several tasks raises a RayError if Ray has lost another one.
+        again = [ChildProcessError, ray.exceptions.RayError]
+        try:
+            self.task = ray.remote(**given, retry_exceptions=again)(run)
+        except (TypeError, ValueError) as error:
+            raise ConfigError("--ray", options, first_line(error)) from None
+        takes = {"CPU": given["num_cpus"], "GPU": given["num_gpus"], "memory": given.get("memory")}
+        takes |= given.get("resources") or {}
+        self.logs, self.place, self.takes = logs, place, {k: v for k, v in takes.items() if v}
+        held = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        fit = sum(all(one.get(k, 0) >= v for k, v in self.takes.items()) for one in held)
+        if fit < nodes > 1:
+            # Only warn: Ray itself would wait silently, and a cluster may grow.
+            logger.warning(
+                f"--nodes={nodes}: runs wait for nodes with {self.takes}, of which Ray has {fit}"
+            )
+
+    def __call__(self, folders: Sequence[Path], tick: Callable[[], None]) -> dict[Path, str]:
+        util = self.ray.util
+        tasks: dict[Any, Path] = {}
+        groups: dict[Any, Any] = {}
+        for folder in folders:
+            for name in self.logs:
+                refuse_link(folder / name).write_bytes(b"")
+            if len(self.logs) == 1:
+                tasks[self.task.remote(str(folder))] = folder
+                continue
+            group = util.placement_group([self.takes] * len(self.logs), "STRICT_SPREAD")
+            first = self.task.options(scheduling_strategy=self.place(group, 0))
+            task = first.remote(str(folder))
+            tasks[task], groups[task] = folder, group
+        waiting = list(tasks)
+        try:
+            while waiting:
+                tick()
+                done, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=TICK)
+                for task in groups.keys() & done:
+                    util.remove_placement_group(groups.pop(task))
+        finally:
+            for task in waiting:
+                self.ray.cancel(task)
+            if waiting:
+                self.ray.wait(waiting, num_returns=len(waiting), timeout=_PATIENCE)
+            for group in groups.values():
+                util.remove_placement_group(group)
+        tick()
+        failed: dict[Path, str] = {}
+        for task, folder in tasks.items():
+            try:
+                failed |= _ended(folder, *self.ray.get(task))
+            except ChildProcessError as error:
+                # The first argument of Ray's error is the error of the task.
+                failed |= _ended(folder, *error.args[0].args)
+            except self.ray.exceptions.RayError as error:
+                failed[folder] = _last_line(str(error))
         return failed

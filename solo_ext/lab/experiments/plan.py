@@ -72,16 +72,17 @@ def make_plan(
     settings: BenchmarkSettings,
     rows: Sequence[str] | None = None,
     devices: int = 1,
+    nodes: int = 1,
     teacher_budget: str | None = None,
     stages: Sequence[str] | None = None,
     records: Sequence[Record] = (),
 ) -> list[PlannedRun]:
     """Plans all runs: the teachers first, then all rows seed by seed; or stage by stage.
 
-    ``rows`` are the default ones if none are named. The ``devices`` of a run share its batch. The
-    teacher is planned too if a student is planned; it has the students' own budget, or the
-    ``teacher_budget``. The stages are those of the settings, or the named ones; ``records`` say
-    which rows a stage with ``near`` has.
+    ``rows`` are the default ones if none are named. The ``devices`` on each of the ``nodes`` of a
+    run share its batch. The teacher is planned too if a student is planned; it has the students'
+    own budget, or the ``teacher_budget``. The stages are those of the settings, or the named ones;
+    ``records`` say which rows a stage with ``near`` has.
 
     Raises:
         ConfigError: an unknown row or stage, two equal rows, or an invalid config.
@@ -100,7 +101,7 @@ def make_plan(
             names = stage.rows
             if stage.near is not None:
                 names = _near(settings, dataset, stage, records)
-            found += _stage(settings, dataset, stage, names, devices)
+            found += _stage(settings, dataset, stage, names, (devices, nodes))
     first: dict[str, PlannedRun] = {}
     for run in found:
         other = first.setdefault(run.key, run)
@@ -172,18 +173,18 @@ def _stage(
     dataset: str,
     stage: Stage,
     names: Sequence[str],
-    devices: int,
+    shares: tuple[int, int],
 ) -> list[PlannedRun]:
     """The runs of a stage: the teacher if a student is among them, then seed by seed."""
     teacher = None
     if settings.teacher is not None and any(settings.rows[n].baseline is None for n in names):
         of = stage.teacher_budget or stage.budget
         taught = stage.model_copy(update={"budget": of})
-        (teacher,) = _runs(settings, dataset, taught, settings.teacher, devices, None)
+        (teacher,) = _runs(settings, dataset, taught, settings.teacher, shares, None)
     runs: list[PlannedRun] = []
     for name in names:
         if name != settings.teacher:
-            runs += _runs(settings, dataset, stage, name, devices, teacher)
+            runs += _runs(settings, dataset, stage, name, shares, teacher)
     # Seed by seed, so that what is finished early can be compared.
     runs.sort(key=lambda run: stage.seeds.index(run.seed))
     if teacher and (settings.teacher in names or any(run.teacher for run in runs)):
@@ -196,15 +197,15 @@ def _runs(
     dataset: str,
     stage: Stage,
     name: str,
-    devices: int,
+    shares: tuple[int, int],
     teacher: PlannedRun | None,
 ) -> list[PlannedRun]:
     """Plans the runs of a row, one for each seed."""
     row = settings.rows[name]
     config = composed(settings, dataset, stage.budget, row)
     run = check_run(config)
-    if devices > 1:
-        _share_batch(config, devices)
+    if shares != (1, 1):
+        _share_batch(config, *shares)
     kind: Kind = "plugin"
     if row.baseline is not None:
         kind = "baseline"
@@ -289,14 +290,17 @@ def composed(settings: BenchmarkSettings, dataset: str, budget: str, row: Row) -
     return compose(f"{dataset}/{config}", [*own, *of_all], folder)
 
 
-def _share_batch(config: dict[str, Any], devices: int) -> None:
+def _share_batch(config: dict[str, Any], devices: int, nodes: int) -> None:
     """Divides the batch among devices; the total, and so the learning rate, stays the same."""
     batch = config["optimizer"]["batch_size"]
-    if batch % devices:
+    if batch % (devices * nodes):
+        option = "--devices" if nodes == 1 else "--devices * --nodes"
         problem = f"the batch of {batch} cannot be shared out evenly"
-        raise ConfigError("--devices", devices, problem, "take a number that divides it")
+        raise ConfigError(option, devices * nodes, problem, "take a number that divides it")
     config["devices"] = str(devices)
-    config["optimizer"] = {**config["optimizer"], "batch_size": batch // devices}
+    if nodes > 1:
+        config["num_nodes"] = nodes
+    config["optimizer"] = {**config["optimizer"], "batch_size": batch // (devices * nodes)}
 
 
 def _key(

@@ -60,8 +60,8 @@ def work(folder: Path) -> None:
     if planned.teacher is not None:
         config["method_kwargs"]["teacher"]["path"] = str(folder.parent / planned.teacher)
     torch.set_num_threads(planned.threads)
-    if int(os.environ.get("LOCAL_RANK", 0)):
-        # Other ranks, started by Lightning, only train; rank 0 writes.
+    if int(os.environ.get("LOCAL_RANK", 0)) or int(os.environ.get("NODE_RANK", 0)):
+        # Other ranks, started by Lightning or on another node, only train; rank 0 writes.
         if planned.baseline is None:
             _train(prepare(config), folder)
         return

@@ -103,8 +103,14 @@ def test_devices_share_the_batch(tiny: dict[str, Any]) -> None:
     assert alone.config["optimizer"]["lr"] == pair.config["optimizer"]["lr"]
     assert pair.config["devices"] == "2"
     assert alone.key != pair.key
-    with pytest.raises(ConfigError, match="--devices=7: the batch of 64 cannot be shared out"):
+    (nodes, *_) = make_plan(checked_benchmark(tiny), devices=2, nodes=4)
+    assert alone.config["optimizer"]["batch_size"] == 8 * nodes.config["optimizer"]["batch_size"]
+    assert (nodes.config["devices"], nodes.config["num_nodes"]) == ("2", 4)
+    assert "num_nodes" not in pair.config, "else its key would have changed"
+    with pytest.raises(ConfigError, match="cannot be shared out evenly"):
         make_plan(checked_benchmark(tiny), devices=7)
+    with pytest.raises(ConfigError, match=r"--devices \* --nodes=6: the batch of 64"):
+        make_plan(checked_benchmark(tiny), devices=2, nodes=3)
 
 
 def test_budgets_that_are_one_run(tiny: dict[str, Any]) -> None:
