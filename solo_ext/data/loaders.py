@@ -177,10 +177,12 @@ class HeldLoader(StatefulLoader):
 
     def _batches(self) -> Iterator[RawBatch]:
         epoch, entries, size = self.order.epoch, self.order.entries(), self.batch_size
+        # Without a GPU, torch looks for one at every call.
+        pins = torch.cuda.is_available()
         for first in range(self.order.start, len(self) * size, size):
             asked = entries(np.arange(first, first + size))
             held: Iterable[Tensor] = self.dataset.read(asked)
-            if torch.cuda.is_available():
+            if pins:
                 held = (x if x.is_cuda else x.pin_memory() for x in held)
             yield RawBatch(epoch, torch.from_numpy(asked), *held)
 

@@ -497,6 +497,7 @@ def _rates_without_warmup() -> Iterator[Replacement]:
     "a warm-up of a broken number of steps, such as half an epoch of three, leads to up to twice "
     "`optimizer.lr` and more; one below one step leaves the rates at `warmup_start_lr`",
     changes_results=True,
+    fix="0021-broken-warmup",
 )
 def _broken_warmup() -> Iterator[Replacement]:
     if not _is_main():
