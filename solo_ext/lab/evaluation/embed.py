@@ -35,7 +35,7 @@ from solo_ext.data.folders import (
     list_has_labels,
     unlabelled_folders,
 )
-from solo_ext.data.images import images_fingerprint, open_images, part_of
+from solo_ext.data.images import class_names, images_fingerprint, open_images, part_of
 from solo_ext.data.loaders import fixed_loader
 from solo_ext.data.reading import Images, SkipUnreadable, name_of, targets_of, unwrap_dataset
 from solo_ext.data.transforms import fixed_view
@@ -50,6 +50,7 @@ from solo_ext.lab.evaluation.parquet import (
     Values,
     written_metadata,
 )
+from solo_ext.lab.evaluation.sample import Clusters, Sample
 from solo_ext.pretrained.files import state_digest
 
 if TYPE_CHECKING:
@@ -166,13 +167,7 @@ def embed(
     begin = time.monotonic()
     given, out = validated(EmbedRun, settings or {}), _writable(Path(out))
     paths = [images] if isinstance(images, str | Path) else list(images or ())
-    # List the images first, so that a wrong path is found before the model is loaded.
-    listed = _images_of(paths) if paths else None
-    device = _device(given.device, ALONE)
-    model, cfg = _opened(model, given, paths)
-    found: Images = open_images(cfg.data, "train") if listed is None else listed
-    if cfg.data.unreadable == "skip" and not isinstance(found, SkipUnreadable):
-        found = SkipUnreadable(found)
+    model, cfg, found, device = _opened(model, given, paths)
     clusters = clusters_of(model) if given.clusters else None
     columns = _Columns(found, model.features_dim, clusters)
     identity = _identity(model, cfg, found, clusters)
@@ -199,27 +194,6 @@ def embed(
     )
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Images with their features and clusters, in memory; one entry for each image that was read.
-
-    Attributes:
-        images: the images that were drawn.
-        rows: (n,) index of each entry in ``images``, which unreadable ones are left out of.
-        features: (n, D) fp32.
-        clusters: by number of clusters K, their number, distance and concentration, (n,) each.
-
-    >>> empty = np.zeros(0, np.int64)
-    >>> Sample([], empty, np.zeros((0, 512), np.float32), {}).features.shape
-    (0, 512)
-    """
-
-    images: Images
-    rows: Integers
-    features: Values
-    clusters: dict[int, tuple[Integers, Values, Values]]
-
-
 def embed_sample(
     model: str | Path | Model,
     images: Sequence[str | Path] = (),
@@ -240,19 +214,14 @@ def embed_sample(
     >>> for number in range(9):
     ...     Image.new("RGB", (8, 8), "red").save(root / f"{number}.png")
     >>> found = embed_sample("pixels", [root], {"crop_size": 8, "num_workers": 0}, samples=5)
-    >>> found.features.shape, found.clusters
+    >>> found.embeddings.shape, found.clusters
     ((5, 192), {})
     """
-    given, paths = validated(EmbedRun, settings or {}), list(images)
-    listed = _images_of(paths) if paths else None
-    device = _device(given.device, ALONE)
-    model, cfg = _opened(model, given, paths)
-    found: Images = open_images(cfg.data, "train") if listed is None else listed
+    given = validated(EmbedRun, settings or {})
+    model, cfg, found, device = _opened(model, given, images)
     if len(found) > samples:
         places = permutation(len(found), derive_seed(seed))(np.arange(samples))
         found = part_of(found, np.sort(places))
-    if cfg.data.unreadable == "skip" and not isinstance(found, SkipUnreadable):
-        found = SkipUnreadable(found)
     clusters = clusters_of(model) if given.clusters else None
     network = model.backbone if clusters is None else _Both(model.backbone, clusters)
     indices, values = [], []
@@ -262,12 +231,23 @@ def embed_sample(
         values.append(rows)
         progress("images", int(index[-1]) + 1, len(found))
     every, dim = np.concatenate(values), model.features_dim
-    held: dict[int, tuple[Integers, Values, Values]] = {}
+    held: dict[int, Clusters] = {}
     concentration = [] if clusters is None else clusters.concentration
     for m, phi in enumerate(concentration):
-        own, distances = every.T[dim + m], every.T[dim + len(concentration) + m]
-        held[len(phi)] = own.astype(np.int64), distances, phi.cpu().numpy()[own.astype(np.int64)]
-    return Sample(found, np.concatenate(indices), every[:, :dim], held)
+        own = every[:, dim + m].astype(np.int64)
+        distances = every[:, dim + len(concentration) + m]
+        held[len(phi)] = Clusters(own, distances, phi.cpu().numpy()[own])
+    drawn: Images = found
+    places = np.concatenate(indices).tolist()
+    names, targets = class_names(drawn), targets_of(drawn)
+    labels = [names[targets[place]] if targets[place] >= 0 else None for place in places]
+    return Sample(
+        [name_of(drawn, place) for place in places],
+        every[:, :dim],
+        lambda row: drawn[places[row]][0],
+        labels if any(labels) else (),
+        held,
+    )
 
 
 def refuse_without_atlas() -> None:
@@ -312,8 +292,11 @@ def _writable(out: Path) -> Path:
 
 def _opened(
     model: str | Path | Model, given: EmbedRun, paths: Sequence[str | Path]
-) -> tuple[Model, CommonConfig]:
-    """The model, and the config of its images and their view."""
+) -> tuple[Model, CommonConfig, Images, str]:
+    """The model, the config of its images and their view, the images, and the device."""
+    # List the images first, so that a wrong path is found before the model is loaded.
+    listed = _images_of(paths) if paths else None
+    device = _device(given.device, ALONE)
     data: dict[str, Any] = given.data.model_dump()
     if paths:
         data |= {"train_path": str(paths[0]), "val_path": str(paths[0])}
@@ -328,7 +311,11 @@ def _opened(
     if paths and shared.data.format is None:
         trained = model.cfg.data.format
         shared.data.format = trained if trained in _OF_FILES else "image_folder"
-    return model, evaluation_config(model.cfg, shared)
+    cfg = evaluation_config(model.cfg, shared)
+    found: Images = open_images(cfg.data, "train") if listed is None else listed
+    if cfg.data.unreadable == "skip" and not isinstance(found, SkipUnreadable):
+        found = SkipUnreadable(found)
+    return model, cfg, found, device
 
 
 def _identity(

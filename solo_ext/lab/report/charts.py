@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from solo_ext.core.errors import UserError
 from solo_ext.lab.evaluation.pictures import FeatureMap, Method
+from solo_ext.lab.evaluation.sample import Sample
 from solo_ext.lab.pages import Chart, data_url
-from solo_ext.lab.report.embedded import Embedded
 from solo_ext.lab.report.thumbnails import Thumbnails
 
 Curve = Sequence[tuple[float, float]]
@@ -125,32 +125,32 @@ def map_method() -> Method:
 
 
 def map_chart(
-    embedded: Embedded, thumbnails: Thumbnails, most_bytes: int, method: Method, seed: int = 0
+    sample: Sample, thumbnails: Thumbnails, most_bytes: int, method: Method, seed: int = 0
 ) -> Chart:
     """The embeddings in two dimensions; each point shows its picture and name under the pointer.
 
     The layout is that of ``solo-ext eval map``. At most 2000 images are drawn, fewer where their
     thumbnails would not fit into ``most_bytes``.
 
-    >>> images = Embedded(list("abcd"), np.eye(4), open_image=lambda row: 1 / 0)
+    >>> images = Sample(list("abcd"), np.eye(4), lambda row: 1 / 0)
     >>> map_chart(images, Thumbnails(images), 1000, "pca").caption
     'PCA of 4 images: component 1 (33% of variance), component 2 (33%)'
     """
-    alt, n = library(), len(embedded)
+    alt, n = library(), len(sample)
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.permutation(n)[:MOST_POINTS])
     side, room = thumbnails.largest_side(rows, most_bytes)
     if room < len(rows):
         rows = np.sort(rng.permutation(rows)[:room])
-    x = np.asarray(embedded.embeddings[rows], dtype=np.float64)
+    x = np.asarray(sample.embeddings[rows], dtype=np.float64)
     x /= np.linalg.norm(x, axis=1, keepdims=True).clip(1e-12)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         points, axes = FeatureMap(methods=[method], seed=seed).points(x, method)
     points = _in_unit_square(points)
-    groups = _groups(embedded.take(rows))
+    groups = _groups(sample.take(rows))
     values = [
-        {"x": round(float(a), 4), "y": round(float(b), 4), "title": embedded.names[row]}
+        {"x": round(float(a), 4), "y": round(float(b), 4), "title": sample.names[row]}
         | ({"image": data_url(image)} if image else {})
         | {f"c{i}": of[place] for i, of in enumerate(groups.values())}
         for place, (row, (a, b), image) in enumerate(
@@ -207,11 +207,11 @@ def _in_unit_square(points: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(0.5 + (points - (low + high) / 2) / max(float((high - low).max()), 1e-12))
 
 
-def _groups(embedded: Embedded) -> dict[str, list[Any]]:
+def _groups(sample: Sample) -> dict[str, list[Any]]:
     """What colours the points: the classes, and the clusters, the coarsest granularity first."""
     found: dict[str, list[Any]] = {}
-    if any(label is not None for label in embedded.labels):
-        found["class"] = ["none" if label is None else label for label in embedded.labels]
-    for k, clusters in sorted(embedded.clusters.items()):
+    if any(label is not None for label in sample.labels):
+        found["class"] = ["none" if label is None else label for label in sample.labels]
+    for k, clusters in sorted(sample.clusters.items()):
         found[f"{k} clusters"] = clusters.assignments.tolist()
     return found

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from solo_ext.lab.evaluation.pictures import nearest_rows
+from solo_ext.lab.evaluation.sample import Clusters, Sample
 from solo_ext.lab.pages import Block, Card, Cards, Gallery, Paragraph, Picture, Section, Table
-from solo_ext.lab.report.embedded import Clusters, Embedded
 from solo_ext.lab.report.thumbnails import Thumbnails
 
 MOST_COMPARED = 20_000
@@ -32,20 +32,20 @@ class Galleries:
     Attributes:
         bytes: of all pictures so far.
 
-    >>> images = Embedded(list("abcd"), np.eye(4), open_image=lambda row: 1 / 0)
+    >>> images = Sample(list("abcd"), np.eye(4), lambda row: 1 / 0)
     >>> [section.title for section in Galleries(images, Thumbnails(images)).sections()]
     ['Nearest neighbours', 'Near duplicates', 'Outliers']
     """
 
-    def __init__(self, embedded: Embedded, thumbnails: Thumbnails, seed: int = 0) -> None:
-        self.embedded, self.thumbnails, self.seed = embedded, thumbnails, seed
+    def __init__(self, sample: Sample, thumbnails: Thumbnails, seed: int = 0) -> None:
+        self.sample, self.thumbnails, self.seed = sample, thumbnails, seed
         self.bytes = 0
 
     def sections(self) -> Iterator[Section]:
         """Clusters if there are any, neighbours, near duplicates and outliers."""
-        if self.embedded.clusters:
+        if self.sample.clusters:
             yield from self._clusters()
-        if len(self.embedded) > 1:
+        if len(self.sample) > 1:
             yield from self._similar()
 
     def _gallery(
@@ -53,12 +53,12 @@ class Galleries:
     ) -> Gallery:
         images = self.thumbnails.encode(rows, _SIDE)
         self.bytes += sum(map(len, images))
-        names = [self.embedded.names[row] for row in rows]
+        names = [self.sample.names[row] for row in rows]
         pictures = [Picture(*each) for each in zip(names, images, notes, strict=True)]
         return Gallery(pictures, caption, lead)
 
     def _clusters(self) -> Iterator[Section]:
-        found = sorted(self.embedded.clusters.items())
+        found = sorted(self.sample.clusters.items())
         if len(found) > _GRANULARITIES:
             # The coarsest, the finest, and some between.
             places = np.linspace(0, len(found) - 1, _GRANULARITIES).round().astype(int)
@@ -116,7 +116,7 @@ class Galleries:
             child, parent = divmod(code, span)
             if count > home.get(child, (0, 0))[1]:
                 home[child] = (parent, count)
-        share = sum(count for _, count in home.values()) / len(self.embedded)
+        share = sum(count for _, count in home.values()) / len(self.sample)
         blocks: list[Block] = [
             Paragraph(
                 f"{share:.0%} of the images are in the same of {coarse:,} coarse clusters as "
@@ -144,11 +144,11 @@ class Galleries:
 
     def _similar(self) -> Iterator[Section]:
         """Neighbours, near duplicates and outliers, all from one table of nearest rows."""
-        n, names = len(self.embedded), self.embedded.names
+        n, names = len(self.sample), self.sample.names
         rng = np.random.default_rng(self.seed)
         rows = np.sort(rng.permutation(n)[:MOST_COMPARED])
         about = f"Of a sample of {len(rows):,} of the {n:,} images. " if len(rows) < n else ""
-        places, cosines = neighbours(self.embedded.embeddings[rows], _NEIGHBOURS)
+        places, cosines = neighbours(self.sample.embeddings[rows], _NEIGHBOURS)
         galleries: list[Block] = []
         for query in np.sort(rng.permutation(len(rows))[:_QUERIES]).tolist():
             row = [rows[query], *rows[places[query]]]

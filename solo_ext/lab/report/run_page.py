@@ -12,11 +12,10 @@ import numpy as np
 
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import read_jsonl, read_text, write_text
-from solo_ext.data.images import class_names
-from solo_ext.data.reading import name_of, targets_of
 from solo_ext.lab.evaluation.context import Progress
 from solo_ext.lab.evaluation.embed import embed_sample
 from solo_ext.lab.evaluation.pictures import Method
+from solo_ext.lab.evaluation.sample import Sample, shown
 from solo_ext.lab.evaluation.suite import RECORD, headline_cards, words
 from solo_ext.lab.pages import (
     Block,
@@ -30,7 +29,6 @@ from solo_ext.lab.pages import (
     render_page,
 )
 from solo_ext.lab.report.charts import Curve, curves_chart, library, map_chart, map_method
-from solo_ext.lab.report.embedded import Clusters, Embedded, shown
 from solo_ext.lab.report.galleries import Galleries
 from solo_ext.lab.report.thumbnails import Thumbnails
 from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, read_config
@@ -78,23 +76,13 @@ def report(
     run_dir = Path(run)
     read_config(run_dir)
     library()
-    drawn = embed_sample(run_dir, images, settings, samples=samples, seed=seed, progress=progress)
-    names, targets = class_names(drawn.images), targets_of(drawn.images)
-    rows = drawn.rows.tolist()
-    labels = [names[targets[row]] if targets[row] >= 0 else None for row in rows]
-    embedded = Embedded(
-        [name_of(drawn.images, row) for row in rows],
-        drawn.features,
-        labels if any(labels) else (),
-        {k: Clusters(*found) for k, found in drawn.clusters.items()},
-        lambda place: drawn.images[rows[place]][0],
-    )
-    return report_run(run_dir, embedded, out=out, seed=seed, progress=progress)
+    sample = embed_sample(run_dir, images, settings, samples=samples, seed=seed, progress=progress)
+    return report_run(run_dir, sample, out=out, seed=seed, progress=progress)
 
 
 def report_run(
     run_dir: Path,
-    embedded: Embedded | None = None,
+    sample: Sample | None = None,
     *,
     out: Path | None = None,
     method: Method | None = None,
@@ -106,7 +94,7 @@ def report_run(
     Args:
         run_dir: written by ``solo-ext pretrain``; numbers, curves, settings and environment come
             from its files.
-        embedded: images with their embeddings; without them the page has no map and no pictures.
+        sample: images with their embeddings; without them the page has no map and no pictures.
         out: file of the page; null: ``report.html`` in the run directory.
         method: of the map; null: UMAP where it is installed, else PCA.
         seed: of the samples and of the map.
@@ -126,20 +114,20 @@ def report_run(
     library()
     lines = [_numbers(line) for line in read_jsonl(run_dir / METRICS)]
     pictures: list[Section] = []
-    if embedded is not None:
-        finite = np.flatnonzero(np.isfinite(embedded.embeddings).all(1))
-        if len(finite) < len(embedded):
+    if sample is not None:
+        finite = np.flatnonzero(np.isfinite(sample.embeddings).all(1))
+        if len(finite) < len(sample):
             # A run whose loss became infinite leaves such embeddings.
-            count = len(embedded) - len(finite)
-            text = f"{count:,} of {len(embedded):,} embeddings are not finite and left out below."
+            count = len(sample) - len(finite)
+            text = f"{count:,} of {len(sample):,} embeddings are not finite and left out below."
             pictures.append(Section("", [Paragraph(text, "wrong")]))
-            embedded = embedded.take(finite)
+            sample = sample.take(finite)
         progress("report", 0, 3)
-        if len(embedded):
-            pictures += _picture_sections(embedded, method or map_method(), seed, progress)
+        if len(sample):
+            pictures += _picture_sections(sample, method or map_method(), seed, progress)
     curves = [*_curve_sections(lines)]
     sections = [
-        Section("", [Cards([*_headline_cards(config, lines, embedded)])]),
+        Section("", [Cards([*_headline_cards(config, lines, sample)])]),
         *_evaluations(run_dir),
         *curves,
         *pictures,
@@ -196,11 +184,11 @@ def _losses(curves: Mapping[str, Curve]) -> dict[str, Curve]:
 
 
 def _headline_cards(
-    config: Mapping[str, Any], lines: Sequence[Mapping[str, float]], embedded: Embedded | None
+    config: Mapping[str, Any], lines: Sequence[Mapping[str, float]], sample: Sample | None
 ) -> Iterator[Card]:
     curves = _curves(lines)
-    if embedded is not None:
-        count = np.shape(embedded.embeddings)
+    if sample is not None:
+        count = np.shape(sample.embeddings)
         yield Card("Images", f"{count[0]:,}", f"embedded in {count[1]:,} dimensions")
     done = max((max(x.get("epochs_done", 0), x.get("epoch", -1) + 1) for x in lines), default=0)
     if done:
@@ -285,15 +273,15 @@ def _curve_sections(lines: Sequence[Mapping[str, float]]) -> Iterator[Section]:
 
 
 def _picture_sections(
-    embedded: Embedded, method: Method, seed: int, progress: Progress
+    sample: Sample, method: Method, seed: int, progress: Progress
 ) -> Iterator[Section]:
-    thumbnails = Thumbnails(embedded)
-    galleries = Galleries(embedded, thumbnails, seed)
+    thumbnails = Thumbnails(sample)
+    galleries = Galleries(sample, thumbnails, seed)
     sections = [*galleries.sections()]
     progress("report", 1, 3)
-    if len(embedded) >= _FEWEST_OF_A_MAP:
+    if len(sample) >= _FEWEST_OF_A_MAP:
         room = min(_MAP_BYTES, max(100_000, _PICTURE_BYTES - galleries.bytes))
-        chart = map_chart(embedded, thumbnails, room, method, seed)
+        chart = map_chart(sample, thumbnails, room, method, seed)
         hint = (
             "Point at an image, or touch it, to see it. Drag to move the map; turn the wheel with "
             "Ctrl held to zoom; double-click to go back."
@@ -302,7 +290,7 @@ def _picture_sections(
     progress("report", 2, 3)
     yield from sections
     if thumbnails.unreadable:
-        names = [embedded.names[row] for row in sorted(thumbnails.unreadable)]
+        names = [sample.names[row] for row in sorted(thumbnails.unreadable)]
         table = Table([], [[name] for name in names[:50]])
         count = len(names)
         blocks: list[Block] = [Fold(f"{count:,} pictures shown above cannot be read", table)]

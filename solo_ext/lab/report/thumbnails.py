@@ -5,16 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, features
 
-from solo_ext.core.files import open_regular
-from solo_ext.data.reading import FORMATS, decode_image
-from solo_ext.lab.report.embedded import Embedded
+from solo_ext.lab.evaluation.sample import Sample
 
 SIDES = (128, 96, 80, 64, 48)
 """Longer sides of thumbnails in pixels, the best first."""
@@ -28,14 +25,14 @@ class Thumbnails:
 
     They are WebP, which needs two thirds of JPEG's bytes at this size.
 
-    >>> red = Embedded(["red.png"], np.eye(1), open_image=lambda row: Image.new("RGB", (90, 60)))
-    >>> thumbnails = Thumbnails(red)
+    >>> red = Image.new("RGB", (90, 60), "red")
+    >>> thumbnails = Thumbnails(Sample(["red.png"], np.eye(1), lambda row: red))
     >>> Image.open(io.BytesIO(thumbnails.encode([0], side=48)[0])).size
     (48, 32)
     """
 
-    def __init__(self, embedded: Embedded) -> None:
-        self.embedded = embedded
+    def __init__(self, sample: Sample) -> None:
+        self.sample = sample
         self.unreadable: set[int] = set()
         self._format = "WEBP" if features.check("webp") else "JPEG"
 
@@ -60,7 +57,7 @@ class Thumbnails:
 
     def _one(self, row: int, side: int) -> bytes:
         try:
-            image = self._open(row, side)
+            image = self.sample.open_image(row).convert("RGB")
             image.thumbnail((side, side), Image.Resampling.LANCZOS)
             written = io.BytesIO()
             image.save(written, self._format, quality=_QUALITY)
@@ -69,16 +66,3 @@ class Thumbnails:
             # A damaged file raises errors of nearly every type. The page tells how many there are.
             self.unreadable.add(row)
             return b""
-
-    def _open(self, row: int, side: int) -> Image.Image:
-        if self.embedded.open_image is not None:
-            return self.embedded.open_image(row).convert("RGB")
-        path = Path(self.embedded.paths[row])
-        with open_regular(path) as file:
-            image = Image.open(file, formats=FORMATS)
-            if image.format == "JPEG":
-                # Decodes a photograph at an eighth of its size in an eighth of the time.
-                image.draft("RGB", (2 * side, 2 * side))
-                return image.convert("RGB")
-            file.seek(0)
-            return decode_image(file.read(), lambda: str(path))

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from solo_ext.lab.report.embedded import Clusters, Embedded
+from solo_ext.lab.evaluation.sample import Clusters, Sample
 from solo_ext.lab.training.run_dir import CONFIG, ENVIRONMENT, METRICS
 
-MakeEmbedded = Callable[[Sequence[str]], Embedded]
+MakeSample = Callable[[Sequence[str]], Sample]
 EPOCHS, STEPS = 3, 4
 
 
@@ -56,10 +56,10 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_embedded(tmp_path: Path) -> MakeEmbedded:
+def make_sample(tmp_path: Path) -> MakeSample:
     """Makes one image for each name: three tight groups, with clusters at two granularities."""
 
-    def make(names: Sequence[str]) -> Embedded:
+    def make(names: Sequence[str]) -> Sample:
         rng, n = np.random.default_rng(0), len(names)
         group = np.arange(n) % 3
         x = np.eye(3, 8)[group] + 0.05 * rng.normal(size=(n, 8))
@@ -72,6 +72,6 @@ def make_embedded(tmp_path: Path) -> MakeEmbedded:
         fine = group * 2 + (np.arange(n) // 3) % 2
         phi = np.array([0.1, 0.2, 0.3])[group]
         clusters = {k: Clusters(of, rng.random(n), phi) for k, of in ((3, group), (6, fine))}
-        return Embedded(names, x, [f"class {g}" for g in group], clusters, picture)
+        return Sample(names, x, picture, [f"class {g}" for g in group], clusters)
 
     return make

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from solo_ext.lab.pages import Bullets, Section, Table, render_page
-from solo_ext.lab.report.embedded import Embedded
 from solo_ext.lab.report.run_page import report_run
 from tests.lab.report.browser import CHROMIUM, Tab, in_browser
-from tests.lab.report.conftest import MakeEmbedded
+from tests.lab.report.conftest import MakeSample
 from tests.lab.report.test_run_page import HOSTILE
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
@@ -21,11 +21,10 @@ MARKS = "[...document.querySelectorAll('.mark-symbol.role-mark')].at(-1)"
 
 
 @pytest.fixture
-def page(run_dir: Path, make_embedded: MakeEmbedded) -> Path:
+def page(run_dir: Path, make_sample: MakeSample) -> Path:
     """Names and classes that would break it, if anything could."""
     names = [f"{number}/{name}" for number, name in enumerate(HOSTILE)]
-    made = make_embedded(names)
-    labelled = Embedded(names, made.embeddings, HOSTILE, made.clusters, made.open_image)
+    labelled = replace(make_sample(names), labels=HOSTILE)
     return report_run(run_dir, labelled, method="pca")
 
 
@@ -33,8 +32,8 @@ async def _drawn(tab: Tab) -> None:
     await tab.until("document.querySelectorAll('.chart.drawn').length == 4")
 
 
-def test_a_point_shows_its_picture_and_name(page: Path, make_embedded: MakeEmbedded) -> None:
-    names = make_embedded([f"{number}/{name}" for number, name in enumerate(HOSTILE)]).names
+def test_a_point_shows_its_picture_and_name(page: Path, make_sample: MakeSample) -> None:
+    names = make_sample([f"{number}/{name}" for number, name in enumerate(HOSTILE)]).names
     shown: set[str] = set()
 
     async def visit(tab: Tab) -> None:

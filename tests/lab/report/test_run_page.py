@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,12 @@ import pytest
 from PIL import Image
 
 from solo_ext.core.errors import UserError
+from solo_ext.lab.evaluation.sample import Clusters, Sample
 from solo_ext.lab.report import charts, run_page
-from solo_ext.lab.report.embedded import Clusters, Embedded
 from solo_ext.lab.report.galleries import near_duplicates, neighbours
 from solo_ext.lab.report.run_page import report_run
-from solo_ext.lab.report.thumbnails import Thumbnails
 from solo_ext.lab.training.run_dir import CONFIG, ENVIRONMENT, METRICS
-from tests.lab.report.conftest import MakeEmbedded
+from tests.lab.report.conftest import MakeSample
 from tests.page_tree import Node, parse
 
 HOSTILE = [
@@ -74,9 +74,9 @@ def test_numbers_and_curves_are_those_of_the_run(run_dir: Path) -> None:
     assert facts["packages.torch"] == "2.15"
 
 
-def test_pictures_clusters_and_map(run_dir: Path, make_embedded: MakeEmbedded) -> None:
+def test_pictures_clusters_and_map(run_dir: Path, make_sample: MakeSample) -> None:
     names = [f"photos/{i:02}.png" for i in range(30)]
-    page = parse(report_run(run_dir, make_embedded(names), method="pca").read_text())
+    page = parse(report_run(run_dir, make_sample(names), method="pca").read_text())
     titles = [h.text for h in page.all("h2")]
     assert titles == [
         "Training",
@@ -100,29 +100,23 @@ def test_pictures_clusters_and_map(run_dir: Path, make_embedded: MakeEmbedded) -
     )
 
 
-def test_a_gallery_begins_at_the_prototype(run_dir: Path, make_embedded: MakeEmbedded) -> None:
-    embedded = make_embedded([f"{i:02}.png" for i in range(30)])
-    page = parse(report_run(run_dir, embedded, method="pca").read_text())
+def test_a_gallery_begins_at_the_prototype(run_dir: Path, make_sample: MakeSample) -> None:
+    sample = make_sample([f"{i:02}.png" for i in range(30)])
+    page = parse(report_run(run_dir, sample, method="pca").read_text())
     (tight,) = (
         g
         for g in page.all("div", "gallery")
         if g.all("p") and g.all("p")[0].text.startswith("Tight: cluster 0, 10 ")
     )
     found = [int(f.attrs["title"].removesuffix(".png")) for f in tight.all("figure")]
-    of = embedded.clusters[3]
+    of = sample.clusters[3]
     ranked = sorted(range(0, 30, 3), key=lambda row: of.distances[row])
     assert found == ranked[:6] + ranked[-3:]
 
 
-def test_names_of_files_are_text(run_dir: Path, make_embedded: MakeEmbedded) -> None:
-    embedded = make_embedded([f"{i}/{name}" for i, name in enumerate(HOSTILE * 2)])
-    labelled = Embedded(
-        embedded.paths,
-        embedded.embeddings,
-        HOSTILE * 2,
-        embedded.clusters,
-        embedded.open_image,
-    )
+def test_names_of_files_are_text(run_dir: Path, make_sample: MakeSample) -> None:
+    sample = make_sample([f"{i}/{name}" for i, name in enumerate(HOSTILE * 2)])
+    labelled = replace(sample, labels=HOSTILE * 2)
     config = run_dir / CONFIG
     config.write_text(config.read_text().replace("flowers", "</title><script>alert(1)</script>"))
     text = report_run(run_dir, labelled, method="pca").read_text()
@@ -157,65 +151,50 @@ def test_a_page_of_many_noisy_pictures_stays_below_10_mb(run_dir: Path) -> None:
         k: Clusters(rng.integers(0, k, n), rng.random(n), rng.random(k)[np.arange(n) % k])
         for k in (5, 20, 80, 300, 400)
     }
-    embedded = Embedded(
+    sample = Sample(
         [f"{i}.png" for i in range(n)],
         rng.normal(size=(n, 16)),
+        lambda row: noise[row % 8].copy(),
         clusters=clusters,
-        open_image=lambda row: noise[row % 8].copy(),
     )
-    file = report_run(run_dir, embedded, method="pca")
+    file = report_run(run_dir, sample, method="pca")
     assert file.stat().st_size < 10_000_000
     (caption,) = re.findall(r"PCA of ([\d,]+) of 2,600 images", file.read_text())[:1]
     assert 200 < int(caption.replace(",", "")) <= 2000
 
 
-def test_unreadable_pictures_are_named(run_dir: Path, make_embedded: MakeEmbedded) -> None:
-    embedded = make_embedded([f"{i}.png" for i in range(12)])
-    readable = embedded.open_image
-    assert readable is not None
+def test_unreadable_pictures_are_named(run_dir: Path, make_sample: MakeSample) -> None:
+    sample = make_sample([f"{i}.png" for i in range(12)])
 
     def opened(row: int) -> Image.Image:
         if row == 7:
             raise OSError("cut short")
-        return readable(row)
+        return sample.open_image(row)
 
-    broken = Embedded(embedded.paths, embedded.embeddings, open_image=opened)
+    broken = Sample(sample.paths, sample.embeddings, opened)
     page = parse(report_run(run_dir, broken, method="pca").read_text())
     (fold,) = (d for d in page.all("details") if "cannot be read" in d.text)
     assert [th.text for th in fold.all("th")] == ["7.png"]
     assert page.all("div", "no-picture")
 
 
-def test_files_are_read_where_no_reader_is_given(run_dir: Path, tmp_path: Path) -> None:
-    for number, mode in enumerate(("RGB", "RGBA", "L", "P")):
-        kind = "jpg" if mode == "RGB" else "png"
-        Image.new(mode, (300, 200), 90 if mode in "LP" else "red").save(
-            tmp_path / f"{number}.{kind}"
-        )
-    (tmp_path / "4.png").write_text("no image")
-    paths = sorted(str(file) for file in tmp_path.glob("[0-9].*"))
-    thumbnails = Thumbnails(Embedded(paths, np.eye(5)))
-    assert list(map(bool, thumbnails.encode(range(5), 48))) == [True] * 4 + [False]
-    assert thumbnails.unreadable == {4}
-
-
 def test_embeddings_that_are_not_finite_are_left_out(
-    run_dir: Path, make_embedded: MakeEmbedded
+    run_dir: Path, make_sample: MakeSample
 ) -> None:
-    embedded = make_embedded([f"{i}.png" for i in range(12)])
-    embedded.embeddings[[2, 5]] = [[np.nan], [np.inf]]
-    page = parse(report_run(run_dir, embedded, method="pca").read_text())
+    sample = make_sample([f"{i}.png" for i in range(12)])
+    sample.embeddings[[2, 5]] = [[np.nan], [np.inf]]
+    page = parse(report_run(run_dir, sample, method="pca").read_text())
     assert [p.text[:20] for p in page.all("p", "wrong")] == ["2 of 12 embeddings a"]
     kept = {f"{i}.png" for i in range(12)} - {"2.png", "5.png"}
     assert {p["title"] for p in _values(_specs(page)[-1])} == kept
-    embedded.embeddings[:] = np.nan
-    assert "12 of 12" in report_run(run_dir, embedded).read_text()
+    sample.embeddings[:] = np.nan
+    assert "12 of 12" in report_run(run_dir, sample).read_text()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_few_images(run_dir: Path, make_embedded: MakeEmbedded, count: int) -> None:
-    embedded = make_embedded([f"{i}.png" for i in range(count)])
-    page = parse(report_run(run_dir, embedded, method="pca").read_text())
+def test_few_images(run_dir: Path, make_sample: MakeSample, count: int) -> None:
+    sample = make_sample([f"{i}.png" for i in range(count)])
+    page = parse(report_run(run_dir, sample, method="pca").read_text())
     assert ("Nearest neighbours" in [h.text for h in page.all("h2")]) == (count > 1)
 
 
@@ -233,14 +212,6 @@ def test_without_altair_one_line_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "altair", None)
     with pytest.raises(UserError, match=r"pip install 'solo-ext\[report\]'"):
         report_run(run_dir)
-
-
-def test_columns_of_different_lengths_are_refused() -> None:
-    with pytest.raises(UserError, match="2 of path, 3 of embedding"):
-        Embedded(["a", "b"], np.eye(3))
-    short = Clusters(np.zeros(2), np.zeros(1), np.zeros(2))
-    with pytest.raises(UserError, match="1 of distances of 4 clusters"):
-        Embedded(["a", "b"], np.eye(2), clusters={4: short})
 
 
 def test_neighbours_equal_a_loop() -> None:

@@ -1,4 +1,4 @@
-"""Images with their embeddings, labels and clusters, as ``solo-ext embed`` writes them."""
+"""Images with their embeddings, labels and clusters, in memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-
-from solo_ext.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -52,57 +50,41 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class Embedded:
+class Sample:
     """Images with their embeddings; one entry for each image in all of its fields.
 
     Attributes:
         paths: where the images are, or what they are called.
         embeddings: (n, D), of any length.
+        open_image: returns the picture of a row.
         labels: names of the classes; ``None`` where an image has none.
         clusters: those of PCL by granularity.
-        open_image: returns the picture of a row; by default the file at its path is opened.
 
-    Raises:
-        UserError: the fields are not of equally many images.
-
-    >>> Embedded(["b/cat/1.png", "b/dog/2.png"], np.eye(2)).names
+    >>> red = Image.new("RGB", (8, 8), "red")
+    >>> Sample(["b/cat/1.png", "b/dog/2.png"], np.eye(2), lambda row: red).names
     ['cat/1.png', 'dog/2.png']
     """
 
     paths: Sequence[str]
     embeddings: NDArray[Any]
+    open_image: Callable[[int], Image.Image]
     labels: Sequence[str | None] = ()
     clusters: Mapping[int, Clusters] = field(default_factory=dict)
-    open_image: Callable[[int], Image.Image] | None = None
-
-    def __post_init__(self) -> None:
-        counts = {"path": len(self.paths), "embedding": len(self.embeddings)}
-        if self.labels:
-            counts["label"] = len(self.labels)
-        for k, found in self.clusters.items():
-            for name in ("assignments", "distances", "concentration"):
-                counts[f"{name} of {k} clusters"] = len(getattr(found, name))
-        if len(set(counts.values())) > 1:
-            listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
-            raise UserError(
-                f"embeddings: columns of different lengths ({listed}); embed the images again"
-            )
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def take(self, rows: NDArray[Any]) -> Embedded:
+    def take(self, rows: NDArray[Any]) -> Sample:
         """The images of these rows alone."""
-        whole = self.open_image
-        return Embedded(
+        return Sample(
             [self.paths[row] for row in rows],
             self.embeddings[rows],
+            lambda place: self.open_image(int(rows[place])),
             [self.labels[row] for row in rows] if self.labels else (),
             {
                 k: Clusters(c.assignments[rows], c.distances[rows], c.concentration[rows])
                 for k, c in self.clusters.items()
             },
-            None if whole is None else lambda row: whole(int(rows[row])),
         )
 
     @cached_property
