@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -23,6 +22,7 @@ from pydantic import (
 )
 
 from solo_ext.core.errors import ConfigError
+from solo_ext.core.machine import cores
 from solo_ext.core.types import (
     FolderName,
     LearningRate,
@@ -82,9 +82,7 @@ Batches = NonNegativeInt | Probability | None
 def _of_this_machine(workers: Any) -> Any:
     if workers != "auto":
         return workers
-    # A job may be restricted to some of a machine's cores.
-    affinity = getattr(os, "sched_getaffinity", None)
-    return min(MOST_WORKERS, len(affinity(0)) if affinity else os.cpu_count() or 1)
+    return min(MOST_WORKERS, cores())
 
 
 MOST_WORKERS = 8

@@ -53,6 +53,36 @@ def inverse_norms(rows: Tensor) -> Tensor:
     return joined.clamp_min(_SMALLEST_NORM).reciprocal()
 
 
+@torch.no_grad()
+def nearest_neighbors(
+    queries: Tensor, bank: Tensor, k: int, own: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Rows of a bank with the largest cosines to each query, the nearest first.
+
+    Args:
+        queries: (n, D).
+        bank: (m, D).
+        k: how many; at most m, or with ``own`` m - 1.
+        own: (n,) the rows that the queries are themselves, which are no neighbours of theirs.
+
+    Returns:
+        Indices and cosines, both (n, k), on the CPU.
+
+    Example:
+        >>> rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+        >>> nearest_neighbors(rows, rows, 1, own=torch.arange(3))[0].flatten().tolist()
+        [1, 0, 1]
+    """
+    scale, size, found = inverse_norms(bank), max(1, _MAX_ELEMENTS // len(bank)), []
+    for start in range(0, len(queries), size):
+        similarity = cosines(queries[start : start + size], bank, scale)
+        if own is not None:
+            places = own[start : start + size, None].to(bank.device)
+            similarity.scatter_(1, places, float("-inf"))
+        found.append(similarity.topk(k, dim=1))
+    return torch.cat([f.indices for f in found]).cpu(), torch.cat([f.values for f in found]).cpu()
+
+
 def _parts(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yields the rows in fp32, in parts if the conversion needs a copy."""
     size = len(rows) if rows.dtype == torch.float32 else _MAX_ELEMENTS // rows.shape[-1]

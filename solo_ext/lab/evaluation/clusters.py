@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from solo_ext.config.schema import Seed
@@ -253,23 +252,6 @@ def simplified_silhouette(own: Tensor, second: Tensor) -> Tensor:
     return torch.where(larger > 0, (second - own) / larger, 0.0)
 
 
-def cluster_agreement(first: NDArray[Any], second: NDArray[Any]) -> float:
-    """Adjusted mutual information of two clusterings (n,) of the same images, in percent.
-
-    ``(MI - E[MI]) / (mean(H1, H2) - E[MI])``: 100 for equal clusterings, about 0 for independent
-    ones, of whatever numbers of clusters.
-
-    >>> cluster_agreement(np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]))
-    100.0
-
-    Source:
-        Vinh, Epps and Bailey, JMLR 2010.
-    """
-    from sklearn.metrics import adjusted_mutual_info_score
-
-    return 100.0 * float(adjusted_mutual_info_score(first, second))
-
-
 class Clusters(Protocol):
     """Settings of ``eval clusters``: the clusters of a run's last E-step; needs no labels.
 
@@ -281,7 +263,6 @@ class Clusters(Protocol):
 
     title: ClassVar[str] = "Clusters of the run"
     needs_labels: ClassVar[bool] = False
-    needs_every_image: ClassVar[bool] = False
 
     split: Literal["train", "test"] = "train"
     samples: PositiveInt = 10000
@@ -302,11 +283,13 @@ class Clusters(Protocol):
         - ``distance``: mean Euclidean distance of an image to the mean of its cluster, in [0, 2];
         - ``concentration``: mean over the images of their cluster's concentration;
         - ``silhouette``: mean of :func:`simplified_silhouette`, in [0, 1]; ``None`` if K is 1;
-        - ``agreement``: :func:`cluster_agreement` with the next granularity, in percent; ``None``
-          in the last row.
+        - ``agreement`` with the next granularity, the adjusted mutual information in percent (Vinh,
+          Epps and Bailey, JMLR 2010); ``None`` in the last row.
 
         During training there are no rows before the first E-step.
         """
+        from sklearn.metrics import adjusted_mutual_info_score
+
         network = clusters_of(context.model)
         if network is None:
             return []
@@ -337,7 +320,8 @@ class Clusters(Protocol):
             rows.append(row)
         chosen = found.clusters.cpu()[:, drawn].numpy()
         for m, row in enumerate(rows[:-1]):
-            row["agreement"] = cluster_agreement(chosen[m], chosen[m + 1])
+            agreement = adjusted_mutual_info_score(chosen[m], chosen[m + 1])
+            row["agreement"] = 100.0 * float(agreement)
         return rows
 
     @classmethod

@@ -41,7 +41,6 @@ from solo_ext.lab.evaluation.features import (
     ALONE,
     Features,
     FeatureStore,
-    LazyFeatures,
     Ranks,
     Rows,
     extract_features,
@@ -144,11 +143,9 @@ class EvalContext:
 
         Processes other than the first get no rows. A split is read when it is first asked for.
         """
-        found = LazyFeatures(
-            {
-                "train": lambda: self._features("train", self.train),
-                "val": lambda: self._features("val", self.test),
-            },
+        found = Features(
+            lambda: self._features("train", self.train),
+            lambda: self._features("val", self.test),
             self.class_names,
         )
         if self.cfg.data.unreadable == "skip":

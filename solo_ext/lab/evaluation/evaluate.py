@@ -68,7 +68,6 @@ class Transfer(Protocol):
     by_default: ClassVar[bool] = False
     # The run's own images are not used, and each protocol checks the images of its data set.
     needs_labels: ClassVar[bool] = False
-    needs_every_image: ClassVar[bool] = False
 
     datasets: Annotated[dict[Name, TransferData], MinLen(1)]
     protocols: Annotated[list[str], MinLen(1)] = ["linear", "knn"]

@@ -7,7 +7,6 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from solo_ext.core.files import atomic_write, open_regular
-from solo_ext.data.images import Split
 from solo_ext.data.loaders import eval_mode
 
 BatchProgress = Callable[[int, int], object]
@@ -30,18 +28,33 @@ VERSION = 1
 """Version of the format of the stored files."""
 
 
-@dataclass(frozen=True)
 class Features:
     """Finite frozen features (n, D) and classes (n,) of both splits, and the names of C classes.
 
+    A split may be given as a function, which is called when the split is first asked for.
+
     >>> rows = torch.ones(6, 16), torch.tensor([0, 0, 1, 1, 2, 2])
-    >>> Features(rows, rows, ["cat", "dog", "fox"]).to("cpu").test[0].shape
+    >>> Features(lambda: 1 / 0, rows, ["cat", "dog", "fox"]).to("cpu").test[0].shape
     torch.Size([6, 16])
     """
 
-    train: Rows
-    test: Rows
-    class_names: Sequence[str]
+    def __init__(
+        self,
+        train: Rows | Callable[[], Rows],
+        test: Rows | Callable[[], Rows],
+        class_names: Sequence[str],
+    ) -> None:
+        self._train, self._test, self.class_names = train, test, class_names
+
+    @cached_property
+    def train(self) -> Rows:
+        """Rows of the training images."""
+        return self._train() if callable(self._train) else self._train
+
+    @cached_property
+    def test(self) -> Rows:
+        """Rows of the validation images."""
+        return self._test() if callable(self._test) else self._test
 
     @property
     def present(self) -> list[int]:
@@ -49,47 +62,12 @@ class Features:
         return sorted({*self.train[1].tolist(), *self.test[1].tolist()})
 
     def to(self, device: str) -> Features:
-        """Copies features and classes to a device."""
-        train, test = ((x.to(device), y.to(device)) for x, y in (self.train, self.test))
-        return Features(train, test, self.class_names)
+        """The same features on a device; a split is copied when it is asked for."""
 
+        def moved(rows: Rows) -> Rows:
+            return rows[0].to(device), rows[1].to(device)
 
-class LazyFeatures(Features):
-    """Features whose splits are extracted when they are first asked for.
-
-    >>> rows = torch.ones(6, 16), torch.zeros(6).long()
-    >>> features = LazyFeatures({"train": lambda: 1 / 0, "val": lambda: rows}, ["cat"])
-    >>> features.to("cpu").test[0].shape
-    torch.Size([6, 16])
-    """
-
-    def __init__(
-        self, extract: Mapping[Split, Callable[[], Rows]], class_names: Sequence[str]
-    ) -> None:
-        # A frozen dataclass sets its own attributes so, too.
-        object.__setattr__(self, "_extract", extract)
-        object.__setattr__(self, "class_names", class_names)
-
-    @cached_property
-    def train(self) -> Rows:  # type: ignore[override]
-        return self._extract["train"]()  # type: ignore[attr-defined, no-any-return]
-
-    @cached_property
-    def test(self) -> Rows:  # type: ignore[override]
-        return self._extract["val"]()  # type: ignore[attr-defined, no-any-return]
-
-    def to(self, device: str) -> Features:
-        """The same features on a device, still extracted when they are asked for."""
-
-        def moved(split: Split) -> Rows:
-            x, y = self.train if split == "train" else self.test
-            return x.to(device), y.to(device)
-
-        extract: dict[Split, Callable[[], Rows]] = {
-            "train": lambda: moved("train"),
-            "val": lambda: moved("val"),
-        }
-        return LazyFeatures(extract, self.class_names)
+        return Features(lambda: moved(self.train), lambda: moved(self.test), self.class_names)
 
 
 def extract_features(

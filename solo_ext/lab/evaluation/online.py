@@ -33,7 +33,7 @@ from solo_ext.lab.evaluation.context import (
     measured_images,
 )
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS
-from solo_ext.lab.evaluation.features import LazyFeatures, Rows, extract_features
+from solo_ext.lab.evaluation.features import Features, Rows, extract_features
 from solo_ext.lab.evaluation.models import EvalRun, Model
 from solo_ext.lab.evaluation.protocol import WITHOUT_LABELS, measure, protocols_of
 from solo_ext.pretrained.files import state_digest
@@ -129,10 +129,8 @@ class OnlineEvaluation(Callback):
             context.note_skipped(split, images, loader.skipped)
             return rows
 
-        features: dict[Split, Callable[[], Rows]] = {
-            split: partial(extracted, split) for split in self.loaders
-        }
-        context.features = LazyFeatures(features, context.class_names)
+        train_rows, test_rows = partial(extracted, "train"), partial(extracted, "val")
+        context.features = Features(train_rows, test_rows, context.class_names)
         return context
 
     def _log(self, trainer: pl.Trainer, accuracies: dict[str, float], epoch: int) -> None:

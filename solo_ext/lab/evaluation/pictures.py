@@ -29,7 +29,7 @@ from solo_ext.data.transforms import FixedView
 from solo_ext.lab.evaluation.context import EvalContext
 from solo_ext.lab.evaluation.protocol import Protocol, Row
 from solo_ext.lab.pages import plain_text, png_of
-from solo_ext.memory.knn import cosines, inverse_norms
+from solo_ext.memory.knn import nearest_neighbors
 
 Method = Literal["pca", "tsne", "umap"]
 _TITLES: dict[Method, str] = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
@@ -37,7 +37,6 @@ _BEFORE_TSNE = 50
 _NEIGHBOURS = 15
 _LEGEND_ROWS = 20
 _RIGHT, _WRONG, _PLAIN, _PALE = "#12813b", "#b3261e", "#202020", "#d0d0d0"
-_BLOCK = 2**24
 _PIXELS = 128
 
 
@@ -50,7 +49,6 @@ class FeatureMap(Protocol):
 
     title: ClassVar[str] = "Map of the features"
     needs_labels: ClassVar[bool] = False
-    needs_every_image: ClassVar[bool] = False
 
     methods: Annotated[list[Method], MinLen(1)] = ["pca", "tsne"]
     split: Literal["test", "train"] = "test"
@@ -204,7 +202,6 @@ class Neighbors(Protocol):
 
     title: ClassVar[str] = "Nearest neighbours"
     needs_labels: ClassVar[bool] = False
-    needs_every_image: ClassVar[bool] = False
 
     queries: PositiveInt = 10
     k: PositiveInt = 8
@@ -226,7 +223,7 @@ class Neighbors(Protocol):
         others = len(bank) - (drawn is not None)
         if others < self.k:
             raise ConfigError("k", self.k, f"there are {others} training images", "take fewer")
-        places, similarities = nearest_rows(
+        places, similarities = nearest_neighbors(
             x.to(context.device), bank.to(context.device), self.k, drawn
         )
         if context.labelled:
@@ -265,28 +262,6 @@ class Neighbors(Protocol):
         """Precision over the test split, or without labels the mean similarity."""
         key = "precision" if "precision" in rows[0] else "similarity"
         return {key: float(rows[0][key])}
-
-
-@torch.no_grad()
-def nearest_rows(
-    queries: Tensor, bank: Tensor, k: int, own: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Indices (n, k) of the rows with the largest cosines to each query, and the cosines.
-
-    ``own`` (n,) are the rows that the queries are themselves, which are no neighbours of theirs.
-
-    >>> rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-    >>> nearest_rows(rows, rows, 1, own=torch.arange(3))[0].flatten().tolist()
-    [1, 0, 1]
-    """
-    scale, size, found = inverse_norms(bank), max(1, _BLOCK // len(bank)), []
-    for start in range(0, len(queries), size):
-        similarity = cosines(queries[start : start + size], bank, scale)
-        if own is not None:
-            places = own[start : start + size, None].to(bank.device)
-            similarity.scatter_(1, places, float("-inf"))
-        found.append(similarity.topk(k, dim=1))
-    return torch.cat([f.indices for f in found]).cpu(), torch.cat([f.values for f in found]).cpu()
 
 
 class _Shown(NamedTuple):

@@ -44,8 +44,6 @@ class Protocol(Section):
     """Those numbers of the headline of which the highest is not the best."""
     by_default: ClassVar[bool] = True
     """Whether ``solo-ext eval suite`` runs the protocol if none are named."""
-    # The next readable image replaces a skipped one, and would be shown or trained on twice.
-    needs_every_image: ClassVar[bool] = True
 
     def depends_on(self, context: EvalContext) -> list[str | None]:
         """Digests of images measured besides the context's; ``None`` for an unknown digest."""
@@ -84,8 +82,6 @@ class FeatureProtocol(Protocol):
     [{'length': 2.0}]
     """
 
-    needs_every_image: ClassVar[bool] = False
-
     @abstractmethod
     def measure(self, features: Features) -> list[Row]:
         """Measures features; raises ``UserError`` for settings that do not fit them."""
@@ -111,10 +107,6 @@ def measure(protocol: Protocol, context: EvalContext) -> list[Row]:
     """
     if (reason := protocol.unfit(context)) is not None:
         raise reason
-    if protocol.needs_every_image and context.cfg.data.unreadable == "skip":
-        problem = f"{protocol.title} needs every image, and this leaves some out"
-        remedy = "remove them, and take refuse, or name protocols on features alone"
-        raise ConfigError("data.unreadable", "skip", problem, remedy)
     if not context.ranks.rank:
         return protocol.run(context)
     if isinstance(protocol, FeatureProtocol):
@@ -162,30 +154,17 @@ def files_of(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(str(file) for files in named for file in files if file))
 
 
-def top1_top5_hits(logits: Tensor, targets: Tensor) -> Tensor:
-    """Whether the class is the first guess, and among the first five: (..., 2) bool.
-
-    Logits are (..., C), targets broadcast to the axes before C; a target of -1 is never guessed,
-    and a row without finite logits is wrong.
-
-    >>> logits = torch.arange(8.0).expand(3, 8)
-    >>> top1_top5_hits(logits, torch.tensor([7, 4, 0]))
-    tensor([[ True,  True],
-            [False,  True],
-            [False, False]])
-    """
-    # topk would rank NaN first.
-    logits = logits.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
-    guess = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
-    hit = (guess == targets[..., None]) & logits.isfinite().any(-1, keepdim=True)
-    return torch.stack((hit[..., 0], hit.any(-1)), dim=-1)
-
-
 def accuracies(logits: Tensor, targets: Tensor) -> dict[str, float]:
     """Percentages of rows whose class is the first guess of logits (n, C), and of the first five.
+
+    A target of -1 is never guessed, and a row without finite logits is wrong.
 
     >>> accuracies(torch.eye(8), torch.arange(8))
     {'acc1': 100.0, 'acc5': 100.0}
     """
-    first, five = top1_top5_hits(logits, targets).sum(0).tolist()
+    # topk would rank NaN first.
+    logits = logits.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+    guess = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
+    hit = (guess == targets[:, None]) & logits.isfinite().any(-1, keepdim=True)
+    first, five = int(hit[:, 0].sum()), int(hit.any(-1).sum())
     return {"acc1": 100.0 * first / len(targets), "acc5": 100.0 * five / len(targets)}

@@ -72,6 +72,14 @@ class SupervisedProtocol(Protocol):
     seed: Seed = 0
     save: bool = False
 
+    def unfit(self, context: EvalContext) -> ConfigError | None:
+        if context.cfg.data.unreadable != "skip":
+            return super().unfit(context)
+        # The next readable image replaces a skipped one, and would be trained on twice.
+        problem = f"{self.title} needs every image, and this leaves some out"
+        remedy = "remove them, and take refuse, or name protocols on features alone"
+        return ConfigError("data.unreadable", "skip", problem, remedy)
+
     @abstractmethod
     def trained(self, context: EvalContext) -> tuple[Row, nn.Module]:
         """Trains; returns the row, and the module to save."""

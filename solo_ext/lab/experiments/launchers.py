@@ -19,6 +19,7 @@ import torch
 
 from solo_ext.core.errors import ConfigError, UserError, first_line
 from solo_ext.core.files import open_regular, refuse_link, write_text
+from solo_ext.core.machine import cores
 from solo_ext.data.workers import start_helpers
 from solo_ext.lab.experiments.pace import Pace
 from solo_ext.lab.experiments.work import LOG, RECORD, work, work_in_process
@@ -57,8 +58,7 @@ class LocalLauncher:
         present = torch.cuda.device_count()
         if 0 < present < devices:
             raise ConfigError("--devices", devices, f"there are {present} GPUs", "take fewer")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        self.places = parallel or present // devices or max(1, cores // (threads * devices))
+        self.places = parallel or present // devices or max(1, cores() // (threads * devices))
         self.devices, self.pace = devices, pace
         # Libraries read the number of threads when they are imported.
         os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from solo_ext.lab.evaluation.pictures import nearest_rows
 from solo_ext.lab.evaluation.sample import Clusters, Sample
 from solo_ext.lab.pages import Block, Card, Cards, Gallery, Paragraph, Picture, Section, Table
 from solo_ext.lab.report.thumbnails import Thumbnails
+from solo_ext.memory.knn import nearest_neighbors
 
 MOST_COMPARED = 20_000
 """Most images that are compared with each other; of more images a sample is drawn."""
@@ -202,12 +202,8 @@ def neighbours(x: NDArray[Any], k: int) -> tuple[NDArray[np.int64], NDArray[np.f
     """
     k = min(k, len(x) - 1)
     bank = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    found, values = (part.numpy() for part in nearest_rows(bank, bank, k + 1))
-    # The row itself is not always the first, as others may equal it.
-    own = found == np.arange(len(x))[:, None]
-    own[~own.any(1), -1] = True
-    kept = ~own
-    return found[kept].reshape(-1, k), values[kept].reshape(-1, k).astype(np.float64)
+    found, values = nearest_neighbors(bank, bank, k, own=torch.arange(len(bank)))
+    return found.numpy(), values.numpy().astype(np.float64)
 
 
 def near_duplicates(

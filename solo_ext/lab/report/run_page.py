@@ -31,6 +31,7 @@ from solo_ext.lab.pages import (
 from solo_ext.lab.report.charts import Curve, curves_chart, library, map_chart, map_method
 from solo_ext.lab.report.galleries import Galleries
 from solo_ext.lab.report.thumbnails import Thumbnails
+from solo_ext.lab.training.progress import duration
 from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, read_config
 from solo_ext.lab.training.watch import METRIC as SPREAD
 from solo_ext.lab.training.watch import UNREADABLE
@@ -197,7 +198,7 @@ def _headline_cards(
         yield Card("Epochs", f"{done:,.0f}", of)
     seconds = max((line.get("seconds", 0.0) for line in lines), default=0.0)
     if seconds:
-        yield Card("Time", _duration(seconds), "evaluations included")
+        yield Card("Time", duration(seconds), "evaluations included")
     speed = [key for key in curves if key.endswith("images_per_second")]
     if speed:
         yield Card("Images/s", f"{curves[speed[0]][-1][1]:,.0f}")
@@ -223,13 +224,6 @@ def _batch(config: Mapping[str, Any]) -> int | None:
     parts = [batch, count, config.get("accumulate_grad_batches", 1), config.get("num_nodes", 1)]
     known = [int(part) for part in parts if str(part).isdecimal()]
     return math.prod(known) if len(known) == len(parts) else None
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _words(key: str) -> str:

@@ -22,6 +22,7 @@ from solo_ext.config.compose import compose, parse
 from solo_ext.config.schema import MOST_WORKERS, Backbone
 from solo_ext.core.errors import ConfigError
 from solo_ext.core.files import read_text
+from solo_ext.core.machine import cores
 from solo_ext.host.backbones import SMALL_SIDE
 from solo_ext.host.names import PREFIX
 from solo_ext.lab.training.builtin_methods import BUILTIN_KWARGS
@@ -54,11 +55,9 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """This machine, as far as this process may use it."""
-        affinity = getattr(os, "sched_getaffinity", None)
-        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return cls(cores, memory, gpus, bool(gpus) and torch.cuda.is_bf16_supported())
+        return cls(cores(), memory, gpus, bool(gpus) and torch.cuda.is_bf16_supported())
 
 
 @dataclass(frozen=True)

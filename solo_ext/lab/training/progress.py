@@ -50,38 +50,53 @@ def shown_numbers(metrics: Mapping[str, Any], *, labels: bool) -> dict[str, floa
     return {name: value for name, value in found.items() if name.removeprefix("val_") not in unseen}
 
 
-class _Clock:
+class _Timed(Callback):
     """Times epochs, and how long the steps of one wait for their data.
 
-    >>> clock = _Clock()
-    >>> clock.begin_epoch()
-    >>> clock.begin_step(), clock.end_step(images=64)
+    >>> timed = _Timed(64)
+    >>> timed.on_train_batch_start(), timed.on_train_batch_end()
     (None, None)
-    >>> clock.epochs, clock.images, 0 <= clock.waiting() <= 1
+    >>> timed.epochs, timed.images, 0 <= timed.waiting() <= 1
     (0, 64, True)
     """
 
-    def __init__(self) -> None:
-        self.epochs, self._begin = 0, time.monotonic()
-        self.begin_epoch()
+    def __init__(self, images: int, **given: Any) -> None:
+        super().__init__(**given)
+        self.of_step = images
+        self._begin_run()
 
-    def begin_epoch(self) -> None:
+    def _begin_run(self) -> None:
+        self.epochs, self._begin = 0, time.monotonic()
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
         self.since = self._last = time.monotonic()
         self.images, self._training, self._waited = 0, 0.0, 0.0
 
-    def begin_step(self) -> None:
+    def on_train_start(self, *given: Any) -> None:
+        self._begin_run()
+        super().on_train_start(*given)
+
+    def on_train_epoch_start(self, *given: Any) -> None:
+        self._begin_epoch()
+        super().on_train_epoch_start(*given)
+
+    def on_train_batch_start(self, *given: Any) -> None:
         now = time.monotonic()
         self._waited += now - self._last
         self._last = now
+        super().on_train_batch_start(*given)
 
-    def end_step(self, images: int) -> None:
+    def on_train_batch_end(self, *given: Any) -> None:
         now = time.monotonic()
         self._training += now - self._last
         self._last = now
-        self.images += images
+        self.images += self.of_step
+        super().on_train_batch_end(*given)
 
-    def end_epoch(self) -> None:
+    def on_train_epoch_end(self, *given: Any) -> None:
         self.epochs += 1
+        super().on_train_epoch_end(*given)
 
     def waiting(self) -> float:
         """Share of the time in which no step ran, since the first batch was asked for."""
@@ -92,6 +107,7 @@ class _Clock:
         return self.images / max(self._waited + self._training, 1e-9)
 
     def seconds(self) -> float:
+        """Seconds of this epoch."""
         return time.monotonic() - self.since
 
     def left(self, epochs: int) -> float:
@@ -115,26 +131,15 @@ def duration(seconds: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
-class _EpochLines(Callback):
+class _EpochLines(_Timed):
     """Prints one line per epoch, for logs and pipes."""
 
     def __init__(self, label: str, labels: bool, images: int) -> None:
-        self.label, self.labels, self.images, self.clock = label, labels, images, _Clock()
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.clock = _Clock()
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.clock.begin_epoch()
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.clock.begin_step()
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.clock.end_step(self.images)
+        super().__init__(images)
+        self.label, self.labels = label, labels
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.clock.end_epoch()
+        super().on_train_epoch_end(trainer, pl_module)
         # Every rank must read the metrics, because reading reduces them over the processes.
         metrics = trainer.callback_metrics
         if not trainer.is_global_zero:
@@ -143,44 +148,24 @@ class _EpochLines(Callback):
         done, total = trainer.current_epoch + 1, trainer.max_epochs
         words = [f"{self.label}  epoch {done}/{total}"]
         words += [f"{name}={value:.4g}" for name, value in numbers.items()]
-        words += [f"{self.clock.speed():.4g} images/s", f"data {self.clock.waiting():.0%}"]
-        words.append(duration(self.clock.seconds()))
+        words += [f"{self.speed():.4g} images/s", f"data {self.waiting():.0%}"]
+        words.append(duration(self.seconds()))
         if total is not None and 0 < done < total:
-            words.append(f"{duration(self.clock.left(total - done))} left")
+            words.append(f"{duration(self.left(total - done))} left")
         # Do not end the run because the terminal is closed or the disk of a log is full.
         with contextlib.suppress(OSError):
             print("  ".join(words), file=sys.stderr, flush=True)
 
 
-class _Bar(RichProgressBar):
+class _Bar(_Timed, RichProgressBar):
     """Lightning's bar with the numbers of :class:`_EpochLines`.
 
     It shows what was logged last: reading a metric of the current step would wait for the device.
     """
 
     def __init__(self, labels: bool, images: int) -> None:
-        super().__init__(leave=False, console_kwargs={"stderr": True})
-        self.labels, self.images, self.clock = labels, images, _Clock()
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.clock = _Clock()
-        super().on_train_start(trainer, pl_module)
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.clock.begin_epoch()
-        super().on_train_epoch_start(trainer, pl_module)
-
-    def on_train_batch_start(self, *given: Any) -> None:
-        self.clock.begin_step()
-        super().on_train_batch_start(*given)
-
-    def on_train_batch_end(self, *given: Any) -> None:
-        self.clock.end_step(self.images)
-        super().on_train_batch_end(*given)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.clock.end_epoch()
-        super().on_train_epoch_end(trainer, pl_module)
+        super().__init__(images, leave=False, console_kwargs={"stderr": True})
+        self.labels = labels
 
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
@@ -188,13 +173,13 @@ class _Bar(RichProgressBar):
         numbers = shown_numbers(trainer.logged_metrics, labels=self.labels)
         shown: dict[str, int | str | float | dict[str, float]]
         shown = {name: f"{value:.4g}" for name, value in numbers.items()}
-        if self.clock.images:
+        if self.images:
             shown |= {
-                "images/s": f"{self.clock.speed():.4g}",
-                "data": f"{self.clock.waiting():.0%}",
+                "images/s": f"{self.speed():.4g}",
+                "data": f"{self.waiting():.0%}",
             }
-        if self.clock.epochs and trainer.max_epochs is not None and trainer.max_epochs > 0:
-            left = self.clock.left(trainer.max_epochs - trainer.current_epoch)
+        if self.epochs and trainer.max_epochs is not None and trainer.max_epochs > 0:
+            left = self.left(trainer.max_epochs - trainer.current_epoch)
             shown["left"] = duration(left)
         return shown
 

@@ -28,6 +28,7 @@ from solo_ext.config.schema import RunConfig
 from solo_ext.config.untrusted import read_yaml
 from solo_ext.core.errors import ConfigError, NoSuchRun, UserError
 from solo_ext.core.files import CHECKPOINT_NAME, read_text
+from solo_ext.core.machine import cores
 from solo_ext.lab.training.signals import slurm_job
 from solo_ext.losses import LOSSES
 from solo_ext.methods.registry import METHODS
@@ -295,8 +296,6 @@ def environment(patches: Sequence[str] = ()) -> dict[str, Any]:
     (['online-knn'], 'hydra-core')
     """
     info = host.load().info
-    # A job may be restricted to some of a machine's cores.
-    affinity = getattr(os, "sched_getaffinity", None)
     host_of_run = {key: getattr(info, key) for key in ("generation", "version", "fingerprint")}
     return {
         "solo_ext": __version__,
@@ -305,7 +304,7 @@ def environment(patches: Sequence[str] = ()) -> dict[str, Any]:
         "packages": {name: package_version(name) for name in PACKAGES} | extensions(),
         "platform": platform.platform(),
         "processor": _processor(),
-        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "cores": cores(),
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -208,7 +207,7 @@ def test_more_shots_than_images(digits: Features, caplog: pytest.LogCaptureFixtu
 def test_class_without_training_image_is_named(digits: Features) -> None:
     x, y = digits.train
     names = [f"digit {c}" for c in range(10)]
-    without = replace(digits, train=(x[y != 4], y[y != 4]), class_names=names)
+    without = Features((x[y != 4], y[y != 4]), digits.test, names)
     with pytest.raises(UserError, match="class 'digit 4' has no training image"):
         LowShot().measure(without)
 

@@ -25,8 +25,9 @@ from solo_ext.lab.evaluation.pictures import (
     _draw_map,
     _seeded_sample,
     _Shown,
-    nearest_rows,
 )
+from solo_ext.memory import knn
+from solo_ext.memory.knn import nearest_neighbors
 from tests.lab.evaluation.conftest import shared
 
 LAYOUT = FeatureMap(perplexity=20.0, n_neighbors=10)
@@ -133,8 +134,8 @@ def test_nearest_are_those_of_a_search_by_hand(
 ) -> None:
     # Several blocks of queries.
     x, bank = digits.test[0], digits.train[0]
-    monkeypatch.setattr(pictures, "_BLOCK", 50 * len(bank))
-    found, similarity = nearest_rows(x, bank, 5)
+    monkeypatch.setattr(knn, "_MAX_ELEMENTS", 50 * len(bank))
+    found, similarity = nearest_neighbors(x, bank, 5)
     search = NearestNeighbors(n_neighbors=5, metric="cosine", algorithm="brute")
     distance, expected = search.fit(bank.numpy()).kneighbors(x.numpy())
     np.testing.assert_allclose(similarity.numpy(), 1 - distance, atol=1e-5)

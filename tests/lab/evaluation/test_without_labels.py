@@ -18,10 +18,10 @@ from solo_ext.lab.evaluation import pictures
 from solo_ext.lab.evaluation.context import EvalContext, open_context
 from solo_ext.lab.evaluation.evaluate import PROTOCOLS, evaluate
 from solo_ext.lab.evaluation.models import EvalRun
-from solo_ext.lab.evaluation.pictures import nearest_rows
 from solo_ext.lab.evaluation.protocol import WITHOUT_LABELS
 from solo_ext.lab.evaluation.suite import evaluate_suite
 from solo_ext.lab.training.prepare import prepare
+from solo_ext.memory.knn import nearest_neighbors
 from tests.conftest import MakeConfig
 from tests.lab.evaluation.conftest import refusal
 from tests.lab.evaluation.test_label_free import SMALL, copied, flattened
@@ -101,7 +101,7 @@ def test_without_held_out_images(bare: Path, tmp_path: Path) -> None:
 def test_no_image_is_a_neighbour_of_itself() -> None:
     x = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
     own = torch.tensor([3, 7, 29])
-    places, similarities = nearest_rows(x[own], x, 4, own)
+    places, similarities = nearest_neighbors(x[own], x, 4, own)
     for row, place in enumerate(own.tolist()):
         cosines = torch.nn.functional.cosine_similarity(x, x[place : place + 1])
         cosines[place] = -2

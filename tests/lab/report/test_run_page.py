@@ -15,7 +15,7 @@ from PIL import Image
 
 from solo_ext.core.errors import UserError
 from solo_ext.lab.evaluation.sample import Clusters, Sample
-from solo_ext.lab.report import charts, run_page
+from solo_ext.lab.report import charts
 from solo_ext.lab.report.galleries import near_duplicates, neighbours
 from solo_ext.lab.report.run_page import report_run
 from solo_ext.lab.training.run_dir import CONFIG, ENVIRONMENT, METRICS
@@ -242,8 +242,3 @@ def test_long_curves_are_thinned_and_keep_their_end() -> None:
     kept = charts._thinned(points)
     assert len(kept) <= 400
     assert kept[-1] == points[-1]
-
-
-def test_durations() -> None:
-    shown = [run_page._duration(s) for s in (6.2, 99.4, 600, 5999, 11520)]
-    assert shown == ["6 s", "99 s", "10 min", "1 h 40 min", "3 h 12 min"]
