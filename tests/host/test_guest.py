@@ -37,7 +37,7 @@ VIEW: dict[str, Any] = {
 
 
 def config(method: str, images: Path, **changes: Any) -> dict[str, Any]:
-    """Two epochs of three steps in upstream's schema."""
+    """Two epochs of two steps in upstream's schema."""
     kwargs: dict[str, Any] = {"proj_hidden_dim": 16, "proj_output_dim": 8, **KWARGS.get(method, {})}
     adamw = method in ("mae", "mocov3")
     backbone: dict[str, Any] = {"name": "resnet18"}
@@ -139,7 +139,7 @@ class Side:
 
 @pytest.fixture(scope="module")
 def six_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_images(tmp_path_factory.mktemp("six"), range(6), 6)
+    return made_images(tmp_path_factory.mktemp("six"), range(6), 4)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_a_built_in_is_upstreams(sides: tuple[Side, Side], name: str) -> None:
     assert_same_run(*(side.loaded(name) for side in sides))
     log = sides[0].log(name)
     assert log == sides[1].log(name)
-    assert len(log) >= 6
+    assert len(log) >= 4
     assert sides[0].args(name) == sides[1].args(name)
 
 
@@ -200,19 +200,15 @@ def test_checkpoints_are_interchangeable(
     ours, theirs = sides
 
     def jobs(side: Side, whose: str) -> dict[str, Any]:
-        starts = {method: str(side.checkpoint(method, 0)) for method in ("simclr", "byol")}
-        return {
-            f"{whose}-{method}": config(method, six_classes, resume_from_checkpoint=start)
-            for method, start in starts.items()
-        }
+        start = str(side.checkpoint("byol", 0))
+        return {whose: config("byol", six_classes, resume_from_checkpoint=start)}
 
     here, there = Side(tmp_path / "here"), Side(tmp_path / "there", "--without")
     here.run(jobs(theirs, "theirs"))
     there.run(jobs(ours, "ours") | jobs(theirs, "theirs"))
-    for method in ("simclr", "byol"):
-        expected = there.loaded(f"theirs-{method}")
-        assert_same_run(here.loaded(f"theirs-{method}"), expected)
-        assert_same_run(there.loaded(f"ours-{method}"), expected)
+    expected = there.loaded("theirs")
+    assert_same_run(here.loaded("theirs"), expected)
+    assert_same_run(there.loaded("ours"), expected)
 
 
 @pytest.fixture(scope="module")
@@ -266,9 +262,9 @@ def test_an_ablation_is_trained(asked: tuple[Side, str]) -> None:
     """Runs that differ in method_kwargs alone were taken for one."""
     side, printed = asked
     assert printed.count("Resuming from previous checkpoint") == 1
-    assert len(side.log("debiased")) >= 3
+    assert len(side.log("debiased")) >= 2
     assert not list((side.folder / "same").rglob("metrics.csv")), "it was finished"
-    assert len(side.log("other")) >= 3
+    assert len(side.log("other")) >= 2
 
 
 def test_nothing_of_ours_takes_the_host_down(

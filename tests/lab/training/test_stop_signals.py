@@ -239,7 +239,11 @@ def test_ctrl_c_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.matrix)],
+    ids=str,
+)
 def test_another_process_hangs(
     number: signal.Signals, make_config: MakeConfig, tmp_path: Path
 ) -> None:
