@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import checkpoints
+from tests.matrix.rows import BUILTIN
 
 SMALLER = (
     "max_epochs=2",
@@ -36,10 +38,15 @@ def teachers(digits: Path) -> Path:
     return folder
 
 
+def _marks(name: str) -> Any:
+    """Configs of built-ins are run whole in the matrix; CI counts and resumes their steps."""
+    return pytest.mark.matrix if name.removeprefix("digits/") in BUILTIN else pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        n if n == "digits/pcl" else pytest.param(n, marks=pytest.mark.slow)
+        n if n == "digits/pcl" else pytest.param(n, marks=_marks(n))
         for n in shipped_configs()
         if n.startswith("digits/")
     ],
