@@ -16,7 +16,7 @@ from benchmarks.measure import by_clock, ratio, summary, take_turns
 from benchmarks.record import Effort, Finding, Measured, Target
 from benchmarks.trainers import write_folders
 from solo_ext.data.loaders import fixed_loader
-from solo_ext.lab.evaluation.embed import EmbedRun, _images_of, _opened, embed
+from solo_ext.lab.evaluation.embed import EmbedRun, _opened, embed
 
 IMAGES, BATCH, ROUNDS = 1024, 64, 5
 NETWORKS: dict[str, tuple[str, dict[str, Any], Target | None]] = {
@@ -42,8 +42,8 @@ def race(effort: Effort, name: str, data: Path, scratch: Path) -> tuple[Finding,
     """The speed of the command over the loop's, by the processor's time."""
     model, given, least = NETWORKS[name]
     settings = {**given, "batch_size": BATCH, "num_workers": 0, "device": effort.device}
-    opened, cfg = _opened(model, EmbedRun(**settings), [data])
-    loader = fixed_loader(cfg, _images_of([data]), batch_size=BATCH)
+    opened, cfg, images, _ = _opened(model, EmbedRun(**settings), [data])
+    loader = fixed_loader(cfg, images, batch_size=BATCH)
     out = scratch / "features.parquet"
 
     def write() -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,9 +20,8 @@ from solo_ext.config.schema import Seed
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.precision import full_precision_products
 from solo_ext.core.types import PositiveInt
-from solo_ext.data.images import part_of
 from solo_ext.lab.evaluation.context import EvalContext
-from solo_ext.lab.evaluation.features import FeatureStore, extract_features, feature_batches
+from solo_ext.lab.evaluation.features import ALONE, extract_features
 from solo_ext.lab.evaluation.models import Model
 from solo_ext.lab.evaluation.protocol import Protocol, Row
 from solo_ext.memory.clusters import ClusterPrototypes
@@ -339,17 +337,9 @@ class Clusters(Protocol):
         """Embeddings (n, D) of the split; stored like features if its images can be identified."""
         images = getattr(context, self.split)
         fingerprint = context.fingerprints[self.split == "test"]
-        report, device = context.report(f"embeddings of {self.split}"), context.device
+        what = f"embeddings of {self.split}"
         if fingerprint is None:
-            loader = context.loader(images)
-            return extract_features(network, loader, device=device, progress=report)[0]
-
-        def batches(indices: Sequence[int]) -> Any:
-            part = images
-            if len(indices) < len(images):
-                part = part_of(images, np.asarray(indices))
-            return feature_batches(network, context.loader(part), device=device, progress=report)
-
-        folder = context.settings.features_dir or context.model.folder / "features"
+            loader, report = context.loader(images), context.report(what)
+            return extract_features(network, loader, device=context.device, progress=report)[0]
         key = {"clusters": context.digest(state_digest(network.state_dict()), fingerprint)}
-        return FeatureStore(Path(folder), key, len(images)).features(batches)[0]
+        return context.stored(network, images, key, what, ALONE)[0]

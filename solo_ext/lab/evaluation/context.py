@@ -236,12 +236,6 @@ class EvalContext:
                 )
             return rows
 
-        def batches(indices: Sequence[int]) -> Generator[Rows]:
-            part = images
-            if len(indices) < len(images):
-                part = part_of(images, np.asarray(indices))
-            return feature_batches(backbone, self.loader(part), device=device, progress=report)
-
         size, (mean, std) = fixed_view(self.cfg)
         key = {
             "model": self.model.digest,
@@ -255,9 +249,25 @@ class EvalContext:
                 "dali": self.cfg.data.format == "dali",
             },
         }
+        return self.stored(backbone, images, key, split, self.ranks)
+
+    def stored(
+        self, network: nn.Module, images: Images, key: dict[str, Any], what: str, ranks: Ranks
+    ) -> Rows:
+        """Rows of images by a network, which are read from disk if they are stored under the key.
+
+        ``what`` is the name of the task for its progress; ``ranks`` share the work.
+        """
+
+        def batches(indices: Sequence[int]) -> Generator[Rows]:
+            part = images
+            if len(indices) < len(images):
+                part = part_of(images, np.asarray(indices))
+            loader, report = self.loader(part), self.report(what)
+            return feature_batches(network, loader, device=self.device, progress=report)
+
         folder = self.settings.features_dir or self.model.folder / "features"
-        store = FeatureStore(Path(folder), key, len(images))
-        return store.features(batches, self.ranks)
+        return FeatureStore(Path(folder), key, len(images)).features(batches, ranks)
 
 
 def open_context(

@@ -53,9 +53,9 @@ def shown_numbers(metrics: Mapping[str, Any], *, labels: bool) -> dict[str, floa
 class _Timed(Callback):
     """Times epochs, and how long the steps of one wait for their data.
 
-    >>> timed = _Timed(64)
-    >>> timed.on_train_batch_start(), timed.on_train_batch_end()
-    (None, None)
+    >>> timed, trainer, method = _Timed(64), pl.Trainer(logger=False), pl.LightningModule()
+    >>> timed.on_train_batch_start(trainer, method, [], 0)
+    >>> timed.on_train_batch_end(trainer, method, None, [], 0)
     >>> timed.epochs, timed.images, 0 <= timed.waiting() <= 1
     (0, 64, True)
     """

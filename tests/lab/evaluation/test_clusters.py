@@ -17,6 +17,7 @@ from torch import nn
 from solo_ext.core.errors import UserError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.evaluation import clusters as module
+from solo_ext.lab.evaluation import context
 from solo_ext.lab.evaluation.clusters import (
     ClusterNetwork,
     Clusters,
@@ -112,7 +113,7 @@ def test_embeddings_are_stored_and_read_again(
     settings = {**PLAIN, "data": {"val_path": str(val)}, "out": str(tmp_path)}
     settings["data"]["train_path"] = str(val)
     first = evaluate(pcl, "clusters", settings)["results"]
-    monkeypatch.setattr(module, "feature_batches", None)
+    monkeypatch.setattr(context, "feature_batches", None)
     assert evaluate(pcl, "clusters", settings)["results"] == first
 
 
