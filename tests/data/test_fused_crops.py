@@ -86,7 +86,7 @@ def test_both_forms_agree(
     torch.testing.assert_close(fused, plain, atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_every_draw_changes_the_kernel_s_view(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the comparison above is about what it says."""
     _, unchanged = both_forms(32, 32, 32, monkeypatch)

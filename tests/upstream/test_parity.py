@@ -39,7 +39,7 @@ def found(patched: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return json.loads(output.read_text())  # type: ignore[no-any-return]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_two_processes_equal_one(patched: Path, tmp_path: Path) -> None:
     output = tmp_path / "found.json"
     run(patched, patched, ranks_run.__file__, output)

@@ -42,6 +42,7 @@ def test_a_folder_that_cannot_be_made_leaves_no_process(tmp_path: Path) -> None:
     assert not is_alive(refused.pid)
 
 
+@pytest.mark.matrix
 def test_interrupted_and_begun_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = demo(out)

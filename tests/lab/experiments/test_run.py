@@ -370,7 +370,7 @@ def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> 
     assert started[2:] == [teacher, student]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_time_limit_stops_runs_that_go_on_next_time(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Neither a record nor a failure, and what was trained is not trained again."""
     tiny["budgets"] = {"default": ["max_epochs=100000", "online_eval.every_n_epochs=0"]}

@@ -39,11 +39,19 @@ BUILTINS = (
     "wmse",
 )
 EVERY = (*BUILTINS, "hard_negative", *METHODS)
+PLAIN = ("mocov2plus", "nnclr", "simclr", "simsiam")
+"""Built-ins whose resumption no patch changes; the matrix kills and resumes them, too."""
 
 
 # Every test run takes along one that draws in each step, and PCL's cells of the matrix.
 @pytest.mark.parametrize(
-    "method", [m if m == "wmse" else pytest.param(m, marks=pytest.mark.slow) for m in EVERY]
+    "method",
+    [
+        m
+        if m == "wmse"
+        else pytest.param(m, marks=pytest.mark.matrix if m in PLAIN else pytest.mark.slow)
+        for m in EVERY
+    ],
 )
 def test_resumed_equals_uninterrupted(
     method: str, make_config: MakeConfig, make_distilled: MakeConfig, tmp_path: Path
