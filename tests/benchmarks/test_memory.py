@@ -100,7 +100,7 @@ def looked_up() -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "hierarchical"])
-@pytest.mark.parametrize("granularities", [1, 3])
+@pytest.mark.parametrize("granularities", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_numbers_of_an_e_step(
     backend: str, granularities: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_failing_run_ends_the_race() -> None:
         race_trainers(TINY, runs, per_epoch=False, rounds=2)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_keeps_no_other_one_with_graphs_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

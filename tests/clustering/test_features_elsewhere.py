@@ -57,7 +57,7 @@ def test_in_a_file(
     e_steps.same(e_steps.steps(mapped(x, tmp_path), **OPTIONS[name]), expected)
 
 
-@pytest.mark.parametrize("name", ["sample", "hierarchical"])
+@pytest.mark.parametrize("name", ["sample", pytest.param("hierarchical", marks=pytest.mark.slow)])
 def test_on_another_device(name: str, small: Callable[[], None], tmp_path: Path) -> None:
     """No operation is given tensors of both, and all results are on the one that computes."""
     small()

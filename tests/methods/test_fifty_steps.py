@@ -179,7 +179,11 @@ def assert_same(found: Trained, ours: Loop, losses: list[float]) -> None:
     assert {"backbone", "projector", "classifier"} <= moved
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    # A method's variants are named after it.
+    [pytest.param(n, marks=[pytest.mark.slow] if " " in n else []) for n in CASES],
+)
 def test_every_loss_and_the_last_weights_are_those_of_the_loop(
     name: str, train: Callable[[str], Trained], loop: Callable[..., Loop]
 ) -> None:

@@ -65,7 +65,10 @@ def timm_model(name: str, **kwargs: Any) -> nn.Module:
     return shaken(network)
 
 
-@pytest.mark.parametrize("name", OFFICIAL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "moco_v2" else [pytest.mark.slow]) for n in OFFICIAL],
+)
 def test_published_files(name: str, published: Callable[[str], Path]) -> None:
     """And what a student of them needs; what is loaded then, the tests of layouts compare."""
     path = published(name)
@@ -90,7 +93,9 @@ def test_key_encoder_and_queue_make_no_difference(official: MakeOfficial, tmp_pa
     assert recognise_teacher(str(path)).layout == "moco_v2"
 
 
-@pytest.mark.parametrize("name", ["resnet34", "wide_resnet50_2"])
+@pytest.mark.parametrize(
+    "name", ["resnet34", pytest.param("wide_resnet50_2", marks=pytest.mark.slow)]
+)
 def test_torchvision_files(name: str, tmp_path: Path) -> None:
     network = shaken(torchvision.models.get_model(name))
     torch.save({"model": network.state_dict(), "epoch": 3}, tmp_path / "m.pth")
@@ -103,6 +108,7 @@ def test_torchvision_files(name: str, tmp_path: Path) -> None:
     assert (teacher.mean, teacher.std) == IMAGENET
 
 
+@pytest.mark.slow
 def test_a_transformer_of_one_size(tmp_path: Path) -> None:
     network: Any = torchvision.models.vit_b_32(image_size=64)
     torch.save(network.state_dict(), tmp_path / "m.pth")

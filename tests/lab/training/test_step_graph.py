@@ -133,7 +133,7 @@ def test_bfloat16(configs: Any, graphs: Emulated, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "plain", tmp_path / "replayed")
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("value", [math.inf, pytest.param(math.nan, marks=pytest.mark.slow)])
 def test_a_bad_step_is_skipped(
     value: float, configs: Any, graphs: Emulated, tmp_path: Path
 ) -> None:
