@@ -66,7 +66,7 @@ def nearest_neighbors(
         own: (n,) the rows that the queries are themselves, which are no neighbours of theirs.
 
     Returns:
-        Indices and cosines, both (n, k), on the CPU.
+        Indices, and cosines in [-1, 1], both (n, k), on the CPU.
 
     Example:
         >>> rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])

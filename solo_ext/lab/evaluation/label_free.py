@@ -50,7 +50,6 @@ class Views(Protocol):
 
     title: ClassVar[str] = "Views without labels"
     needs_labels: ClassVar[bool] = False
-    # An image that cannot be read is left out, and none stands in for it.
     not_higher: ClassVar[NotHigher] = {
         "alpha_req": "neither",
         "alignment": "lower",

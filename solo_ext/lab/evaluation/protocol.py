@@ -166,5 +166,5 @@ def accuracies(logits: Tensor, targets: Tensor) -> dict[str, float]:
     logits = logits.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
     guess = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
     hit = (guess == targets[:, None]) & logits.isfinite().any(-1, keepdim=True)
-    first, five = int(hit[:, 0].sum()), int(hit.any(-1).sum())
+    first, five = torch.stack((hit[:, 0], hit.any(-1)), dim=1).sum(0).tolist()
     return {"acc1": 100.0 * first / len(targets), "acc5": 100.0 * five / len(targets)}
