@@ -80,8 +80,7 @@ def load_timm(source: TeacherKwargs) -> LoadedTeacher:
         network = build_architecture(PREFIX + model, source.model_kwargs)
         classifiers = network.pretrained_cfg.get("classifier") or ()
         classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
-        fit = timm_filter(network)
-        title, digest, notes = _load_file(network, source.path, "timm", classifiers, bare, fit)
+        title, digest, notes = _load_file(network, source.path, "timm", classifiers, bare)
     config = resolve_model_data_config(network)  # type: ignore[no-untyped-call]
     return assemble(
         network,
@@ -196,12 +195,8 @@ def _load_file(
     library: str,
     classifiers: Collection[str],
     model: str,
-    fit: Callable[..., Any] | None = None,
 ) -> tuple[str, str, list[str]]:
-    """Loads a file into a network without classifiers; returns title, digest and notes.
-
-    ``fit`` turns weights and network into weights that fit the network.
-    """
+    """Loads a file into a network without classifiers; returns title, digest and notes."""
     file = Path(path)
     title = f"{library} checkpoint {path!r}"
     prefix, wrapper, weights = read_weights(file, title)
@@ -210,13 +205,7 @@ def _load_file(
     if model.startswith("densenet"):
         # Published before torchvision renamed these layers, which its own loader does too.
         weights = {re.sub(r"(norm|relu|conv)\.(\d)\.", r"\1\2.", k): v for k, v in weights.items()}
-    # Files older than torch 0.4.1 lack these counts, which torch fills in too.
-    counts = {k: v for k, v in network.state_dict().items() if k.endswith("num_batches_tracked")}
-    weights = {**counts, **weights}
-    if fit is not None and misfits(network, weights):
-        # It may fail on weights of another model; what does not fit is reported below.
-        with contextlib.suppress(Exception):
-            weights = fit(weights, network)
+    weights = fitted(network, weights)
     target = f"the model {model!r} without classifier"
     check_fit(network, weights, title, target, f"is it the file of another {KEY}.model?", prefix)
     network.load_state_dict(weights)
@@ -251,20 +240,29 @@ def read_weights(file: Path, title: str) -> tuple[str, str, dict[str, Tensor]]:
     return prefix, wrapper, weights
 
 
-def timm_filter(network: nn.Module) -> Callable[..., Any] | None:
-    """timm's function that turns published weights into those of a network; ``None`` without one.
+def fitted(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a file as a network has them, as far as torch and timm know how.
 
-    It takes weights and network. Like the download of the same weights, a file may need it: it
-    renames keys, and resizes the positions of a ViT.
+    torch fills in counts of batches that files older than its release 0.4.1 lack. If the weights do
+    not fit yet and the network is timm's, timm renames keys and resizes the positions of a ViT, as
+    it does with a download. Whether they fit afterwards is left to :func:`misfits`.
 
-    >>> timm_filter(timm.create_model("resnet10t")) is None
-    True
+    >>> layer = nn.BatchNorm1d(2)
+    >>> old = {k: v for k, v in layer.state_dict().items() if k != "num_batches_tracked"}
+    >>> fitted(layer, old)["num_batches_tracked"]
+    tensor(0)
     """
+    own = network.state_dict()
+    found = {k: v for k, v in own.items() if k.endswith("num_batches_tracked")} | dict(weights)
     for kind in type(network).__mro__:
         if kind.__module__.startswith("timm.models."):
-            module = sys.modules[kind.__module__]
-            return getattr(module, "checkpoint_filter_fn", None)
-    return None
+            fit = getattr(sys.modules[kind.__module__], "checkpoint_filter_fn", None)
+            if fit is not None and misfits(network, found):
+                # It fails in many ways on weights of another model, which do not fit then either.
+                with contextlib.suppress(Exception):
+                    return dict(fit(dict(found), network))
+            break
+    return found
 
 
 class _WideResNet(ResNet):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,8 +32,8 @@ from solo_ext.pretrained.libraries import (
     WRAPPERS,
     build_architecture,
     check_tag,
+    fitted,
     read_weights,
-    timm_filter,
 )
 from solo_ext.pretrained.loaded import KEY, LoadedTeacher
 from solo_ext.pretrained.runs import ARGS
@@ -335,17 +335,12 @@ def _fitting(weights: Mapping[str, Tensor], candidates: Any) -> Iterator[_Archit
         try:
             with torch.device("meta"):
                 network = build_architecture(name, kwargs)
-            own = network.state_dict()
-            counts = {k: v for k, v in own.items() if k.endswith("num_batches_tracked")}
-            given = counts | {
-                k: v for k, v in weights.items() if k in own or not k.startswith(CLASSIFIERS)
-            }
-            fit: Callable[..., Any] | None = timm_filter(network)
-            if fit is not None and misfits(network, given):
-                given = fit(dict(given), network)
         except Exception:
-            # Networks of other kinds fail in their own ways on these arguments and weights.
+            # Networks of other kinds fail in their own ways on these arguments.
             continue
+        own = network.state_dict()
+        given = {k: v for k, v in weights.items() if k in own or not k.startswith(CLASSIFIERS)}
+        given = fitted(network, given)
         if not misfits(network, given):
             cfg = getattr(network, "pretrained_cfg", {})
             mean, std = (tuple(cfg.get(part) or ()) for part in ("mean", "std"))

@@ -15,7 +15,7 @@ from solo_ext.host.names import PREFIX
 from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.pretrained.exported import export_file, read_export
 from solo_ext.pretrained.files import file_digest
-from solo_ext.pretrained.libraries import CLASSIFIERS, read_weights, timm_filter
+from solo_ext.pretrained.libraries import CLASSIFIERS, fitted, read_weights
 from solo_ext.pretrained.recognise import recognise_source
 from solo_ext.pretrained.runs import checkpoint_in, run_backbone
 from solo_ext.pretrained.teachers import load_teacher, split_file
@@ -24,7 +24,6 @@ KEY = "backbone.weights"
 _RESIZED = ("pos_embed", "relative_position_bias_table")
 """Ends of the keys whose tensors timm may resize: tables of positions."""
 _LEFT_OUT = (*CLASSIFIERS, "mask_token")
-_COUNTS = "num_batches_tracked"
 _SHOWN = 3
 
 
@@ -176,15 +175,9 @@ def _fitted(
     settings: Backbone, network: nn.Module, given: _Given
 ) -> tuple[dict[str, Tensor], list[str], list[str]]:
     """Weights for every key of a network, which of them were resized, and the keys left out."""
-    own, weights = network.state_dict(), dict(given.weights)
-    fit = timm_filter(network)
-    if fit is not None and _faults(own, weights):
-        try:
-            weights = fit(dict(weights), network)
-        except Exception:
-            # It fails on weights of other models; what does not fit is reported below.
-            weights = dict(given.weights)
-    resized = []
+    own = network.state_dict()
+    kept = {k: v for k, v in given.weights.items() if k in own or not k.startswith(CLASSIFIERS)}
+    weights, resized = fitted(network, kept), []
     for key, before in given.weights.items():
         if key in weights and weights[key].shape != before.shape:
             if key.endswith(_RESIZED):
@@ -192,22 +185,13 @@ def _fitted(
             else:
                 # timm would resample this tensor too, which is another network than the file's.
                 weights[key] = before
-    # Files older than torch 0.4.1 lack these counts, which torch fills in too.
-    counts = {k: v for k, v in own.items() if k.endswith(_COUNTS) and k not in weights}
-    weights |= counts
     _refuse(settings, given, own, weights)
     for key in own:
         if weights[key].is_floating_point() and not weights[key].isfinite().all():
             problem = f"{given.prefix}{key} of {given.title} has values that are not finite"
             raise ConfigError(KEY, settings.weights, problem, "is the file damaged?")
-    left_out = [k for k in weights if k not in own] + [
-        k for k in given.weights if k not in weights and k.startswith(_LEFT_OUT)
-    ]
+    left_out = [k for k in given.weights if k not in own and k.startswith(_LEFT_OUT)]
     return {key: weights[key] for key in own}, resized, left_out
-
-
-def _faults(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
-    return any(k not in weights or weights[k].shape != v.shape for k, v in own.items())
 
 
 def _refuse(

@@ -19,7 +19,7 @@ from solo_ext.config.check import check_method_kwargs
 from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.methods.protoseed import ProtoSEEDKwargs
 from solo_ext.pretrained.export import export
-from solo_ext.pretrained.libraries import timm_filter
+from solo_ext.pretrained.libraries import fitted
 from solo_ext.pretrained.recognise import recognise_teacher, student_settings
 from solo_ext.pretrained.teachers import load_teacher
 from tests.pretrained.conftest import (
@@ -279,7 +279,7 @@ def test_student_of_dinov2(tmp_path: Path) -> None:
     teacher = load_teacher(TeacherKwargs(**settings.method_kwargs["teacher"]))
     # As timm resizes the positions itself.
     wanted = timm.create_model("vit_small_patch14_dinov2", num_classes=0, img_size=98)
-    wanted.load_state_dict(timm_filter(wanted)(network.state_dict(), wanted))
+    wanted.load_state_dict(fitted(wanted, network.state_dict()))
     x = torch.randn(2, 3, 98, 98)
     torch.testing.assert_close(
         features(teacher.backbone, x), features(wanted, x), rtol=1e-4, atol=1e-4
