@@ -103,7 +103,7 @@ train() {
         out=$work/toy stages=(a)
         local tiny="'max_epochs=2','scheduler.warmup_epochs=1','precision=32-true','accelerator=cpu'"
         tiny+=",'backbone.name=timm/resnet10t','optimizer.batch_size=32'"
-        more=("budgets.50=[$tiny,'backbone.kwargs={channels: [8, 8, 8, 8], small_stem: false}']"
+        more=("budgets.50=[$tiny,'backbone.kwargs={channels: [8, 8, 8, 8], stem_width: 8, small_stem: false}']"
             "evaluation.linear={max_iterations: 5}" --rows simclr hard_negative)
     else
         [ -n "${dry[*]}" ] || needs_gpu
@@ -168,7 +168,7 @@ speed() {
     set_up
     if [ -n "$toy" ]; then
         export CUDA_VISIBLE_DEVICES=
-        all=(tests sinkhorn loading)
+        all=(tests sinkhorn nearest)
         device=(--device cpu --quick)
         folders=(-n 0 tests/clustering/test_backends.py)
     else

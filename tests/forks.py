@@ -11,11 +11,15 @@ import contextlib
 import fcntl
 import functools
 import gc
+import hashlib
 import json
 import multiprocessing.util
 import os
 import runpy
+import secrets
 import select
+import shlex
+import shutil
 import signal
 import socket
 import struct
@@ -25,7 +29,7 @@ import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
@@ -47,6 +51,7 @@ class Fork:
         cwd: where it starts.
         env: its whole environment.
         files: standard input, output and error.
+        path: what modules are searched for in before all but its own folder.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Fork:
         cwd: Path | str | None,
         env: Mapping[str, str],
         files: Sequence[str],
+        path: Sequence[object] = (),
     ) -> None:
         self.args, self.files = [str(word) for word in words], files
         self.returncode: int | None = None
@@ -66,6 +72,7 @@ class Fork:
             "cwd": str(cwd or Path.cwd()),
             "env": dict(env),
             "files": files,
+            "path": [str(folder) for folder in path],
         }
         self._line.sendall(f"{json.dumps(request)}\n".encode())
         self.pid = self._number()
@@ -118,7 +125,10 @@ class Fork:
 
 
 def start(
-    *words: object, cwd: Path | str | None = None, env: Mapping[str, str] | None = None
+    *words: object,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+    path: Sequence[object] = (),
 ) -> Fork:
     """Starts ``python WORDS`` as the leader of a session of its own.
 
@@ -126,23 +136,25 @@ def start(
         words: ``-m``, a module and what follows; ``-c``, code and what follows; or a script.
         cwd: where it starts; by default the folder of this process.
         env: its whole environment; by default that of this process.
+        path: as the first folders of ``PYTHONPATH``, without a server of their own.
     """
     env = os.environ if env is None else env
-    place = _server(tuple(env.get(name, "") for name in _READ_ON_IMPORT))
+    place = _server_for(env)
     output = [tempfile.mkstemp(dir=place) for _ in range(2)]
     for handle, _ in output:
         os.close(handle)
-    return Fork(place, words, cwd, env, [os.devnull, *(name for _, name in output)])
+    return Fork(place, words, cwd, env, [os.devnull, *(name for _, name in output)], path)
 
 
 def run(
     *words: object,
     cwd: Path | str | None = None,
     env: Mapping[str, str] | None = None,
+    path: Sequence[object] = (),
     timeout: float = 400,
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``python WORDS`` to its end; see :func:`start`."""
-    fork = start(*words, cwd=cwd, env=env)
+    fork = start(*words, cwd=cwd, env=env, path=path)
     try:
         out, err = fork.communicate(timeout)
     finally:
@@ -150,29 +162,77 @@ def run(
     return subprocess.CompletedProcess(fork.args, fork.wait(), out, err)
 
 
+def executable(folder: Path) -> Path:
+    """A ``python`` for programs that start one, in a folder; it is a fork, too.
+
+    What it reads on import is as in this process.
+    """
+    file = folder / "python"
+    words = shlex.join([sys.executable, "-S", __file__, _server_for(os.environ)])
+    file.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    file.chmod(0o755)
+    return file
+
+
+def _server_for(env: Mapping[str, str]) -> str:
+    return _server(tuple(env.get(name, "") for name in _READ_ON_IMPORT))
+
+
 @functools.cache
 def _server(read: tuple[str, ...]) -> str:
-    """The folder of a server, one for each environment that is read by imports."""
-    folder = tempfile.TemporaryDirectory(prefix="forks-")
+    """The folder of a server, one for each environment that is read by imports.
+
+    The processes of a test run have it in common; whoever comes first starts it.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or secrets.token_hex(16)
+    digest = hashlib.md5(repr(read).encode()).hexdigest()
+    place = f"{tempfile.gettempdir()}/forks-{run[:16]}-{digest[:8]}"
+    with _alone(place):
+        try:
+            held = os.open(f"{place}/held", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            # There is none yet, or the last one has ended.
+            shutil.rmtree(place, ignore_errors=True)
+            held = _start_server(place, read)
+    # It ends when nobody holds this any more; processes do until they end.
+    _held.append(held)
+    return place
+
+
+_held: list[int] = []
+
+
+@contextlib.contextmanager
+def _alone(place: str) -> Iterator[None]:
+    with open(f"{place}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _start_server(place: str, read: tuple[str, ...]) -> int:
+    """Returns the end of its standard input that is written to, which nobody does."""
+    os.mkdir(place, mode=0o700)
+    os.mkfifo(f"{place}/held")
+    # In this order, and the first at once, neither waits for the other one.
+    stdin = os.open(f"{place}/held", os.O_RDONLY | os.O_NONBLOCK)
+    held = os.open(f"{place}/held", os.O_WRONLY)
     process = subprocess.Popen(
-        [sys.executable, __file__, folder.name],
-        stdin=subprocess.PIPE,
+        [sys.executable, __file__, place],
+        stdin=stdin,
         stdout=subprocess.PIPE,
         env={**_BEFORE, **dict(zip(_READ_ON_IMPORT, read, strict=True))},
         start_new_session=True,
     )
+    os.close(stdin)
     assert process.stdout is not None
     assert process.stdout.readline(), "the server has ended"
-    # It ends with this process, which has to hold its standard input until then.
-    _held.append((folder, process))
-    return folder.name
+    # Its parent does not wait for it.
+    process.returncode = 0
+    return held
 
 
-_held: list[Any] = []
-
-
-def _serve(place: str) -> None:
-    """Imports, and forks for every request, until standard input ends."""
+def _serve(place: str) -> NoReturn:
+    """Imports, and forks for every request, until nobody holds standard input."""
     _import()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{place}/socket")
@@ -182,21 +242,34 @@ def _serve(place: str) -> None:
     gc.collect()
     gc.freeze()
     print("ready", flush=True)
-    while listener in select.select([listener, sys.stdin], [], [])[0]:
-        line, _ = listener.accept()
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            listener.close()
-            program = os.fork()
-            if program == 0:
-                request = json.loads(line.makefile().readline())
-                _become(place, line, **request)
-            _, status = os.waitpid(program, 0)
-            # Nobody may be left to be told.
-            with contextlib.suppress(OSError):
-                line.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
-            os._exit(0)
-        line.close()
+    while True:
+        if listener in select.select([listener, sys.stdin], [], [])[0]:
+            _serve_one(place, listener)
+            continue
+        with _alone(place):
+            # Another process may have come in the meantime.
+            if select.select([sys.stdin], [], [], 0)[0]:
+                shutil.rmtree(place, ignore_errors=True)
+                os.unlink(f"{place}.lock")
+                # Nothing is left to do, and to free what it has imported takes a second.
+                os._exit(0)
+
+
+def _serve_one(place: str, listener: socket.socket) -> None:
+    line, _ = listener.accept()
+    if os.fork() == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        listener.close()
+        program = os.fork()
+        if program == 0:
+            request = json.loads(line.makefile().readline())
+            _become(place, line, **request)
+        _, status = os.waitpid(program, 0)
+        # Nobody may be left to be told.
+        with contextlib.suppress(OSError):
+            line.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
+        os._exit(0)
+    line.close()
 
 
 def _import() -> None:
@@ -213,8 +286,15 @@ def _import() -> None:
         else:
             host.load()
         Image.init()
+        import torch.distributed.run
+
         import solo_ext.lab.experiments.work
         import solo_ext.lab.training.pretrain  # noqa: F401
+    # Functions are called at exit in the reverse order. That of DALI, which most programs do not
+    # import, would collect loaders before that of torch says that they need not clean up.
+    at_exit = torch.utils.data._utils._set_python_exit_flag
+    atexit.unregister(at_exit)
+    atexit.register(at_exit)
 
 
 def _become(
@@ -224,19 +304,25 @@ def _become(
     cwd: str,
     env: dict[str, str],
     files: list[str],
+    path: list[str],
 ) -> NoReturn:
-    """Does what ``python WORDS`` does; Lightning's ranks and fork servers are forks, too."""
+    """Does what ``python WORDS`` does.
+
+    Lightning's ranks and those of torchrun, and fork servers, are forks, too.
+    """
     from lightning.fabric.strategies.launchers import subprocess_script as fabric
     from lightning.pytorch.strategies.launchers import subprocess_script
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    def rank(command: list[str], env: dict[str, str], cwd: str | None) -> Fork:
-        inherited = [f"/proc/{os.getpid()}/fd/{number}" for number in range(3)]
-        return Fork(place, command[1:], cwd, env, inherited)
+    def rank(args: Sequence[str], env: dict[str, str], cwd: str | None = None, **_: Any) -> Fork:
+        return Fork(place, args[1:], cwd, env, _inherited(), path)
 
     for launcher in (fabric, subprocess_script):
         launcher.subprocess = SimpleNamespace(Popen=rank)  # type: ignore[attr-defined]
+    subprocess_handler.Popen = rank  # type: ignore[assignment,attr-defined]
     multiprocessing.util.spawnv_passfds = _start_helper
     os.setsid()
+    sys.path[1:1] = path
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
@@ -246,6 +332,9 @@ def _become(
         fcntl.flock(opened, fcntl.LOCK_SH)
         os.dup2(opened, number)
         os.close(opened)
+    if not _seekable(2):
+        # That of the server may be of a file, in which one can seek.
+        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     # From now on signals are the program's.
     line.sendall(_NUMBER.pack(os.getpid()))
     line.close()
@@ -267,6 +356,18 @@ def _become(
     os._exit(code if isinstance(code, int) else 1)
 
 
+def _seekable(handle: int) -> bool:
+    try:
+        os.lseek(handle, 0, os.SEEK_CUR)
+    except OSError:
+        return False
+    return True
+
+
+def _inherited() -> list[str]:
+    return [f"/proc/{os.getpid()}/fd/{number}" for number in range(3)]
+
+
 def _start_helper(path: str, words: list[str], kept: Sequence[int]) -> int:
     if "forkserver" not in words[-1]:
         return int(_spawn(path, words, kept))
@@ -283,9 +384,11 @@ def _start_helper(path: str, words: list[str], kept: Sequence[int]) -> int:
 
 
 def _execute(words: list[str], cwd: str) -> None:
-    while words[0] == "-W":
-        warnings.simplefilter(words[1])  # type: ignore[arg-type]
-        words = words[2:]
+    while words[0] in ("-W", "-u"):
+        # What torchrun starts with -u flushes what it prints.
+        if words[0] == "-W":
+            warnings.simplefilter(words[1])  # type: ignore[arg-type]
+        words = words[1 + (words[0] == "-W") :]
     first, *rest = words
     if first == "-m":
         sys.argv, sys.path[0] = rest, cwd
@@ -300,5 +403,20 @@ def _execute(words: list[str], cwd: str) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def _stand_in(place: str, *words: str) -> int:
+    """A fork with what was given to this process; returns its exit code as a shell has it."""
+    passed_on = (signal.SIGTERM, signal.SIGINT)
+    # One that comes before there is a fork waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
+    fork = Fork(place, words, os.getcwd(), os.environ, _inherited())
+    for number in passed_on:
+        signal.signal(number, lambda number, _: fork.send_signal(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+    code = fork.wait()
+    return code if code >= 0 else 128 - code
+
+
 if __name__ == "__main__":
+    if sys.argv[2:]:
+        sys.exit(_stand_in(*sys.argv[1:]))
     _serve(sys.argv[1])

@@ -35,8 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         [UV, *command, "--python", sys.executable, "--target", target, folder / "source"],
         check=True,
     )
-    path = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH")]))
-    return partial(forks.run, cwd=folder, env={**os.environ, "PYTHONPATH": path, "COLUMNS": "80"})
+    return partial(forks.run, cwd=folder, env={**os.environ, "COLUMNS": "80"}, path=[target])
 
 
 LISTED = """
@@ -90,8 +89,9 @@ def test_upstreams_script_checks_their_kwargs(run: Run, tmp_path: Path) -> None:
     script = Path(os.environ["SOLO_LEARN_ROOT"]) / "main_pretrain.py"
     arguments = ("--config-name", "solo_ext/digits/debiased", "method=align_uniform")
     kwargs = "~method_kwargs", "+method_kwargs={weight: 0.3, wieght: 0.3}"
-    limits = "+limit_train_batches=2", "data.val_path=null", "backbone.name=timm/resnet10t"
-    settings = ("accelerator=cpu", "max_epochs=1", *limits)
+    limits = "+limit_train_batches=2", "data.val_path=null", "optimizer.batch_size=20"
+    network = "backbone.name=timm/resnet10t", "+backbone.kwargs.stem_width=8"
+    settings = ("accelerator=cpu", "max_epochs=1", *limits, *network)
     refused = run(str(script), *arguments, *kwargs, *settings, cwd=tmp_path)
     assert refused.returncode != 0
     assert "method_kwargs.wieght=0.3: unknown key; did you mean 'weight'?" in refused.stderr

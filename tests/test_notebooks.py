@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.notebooks import NOTEBOOKS, run
+from tests.digits import few_digits
 
 pytestmark = pytest.mark.parametrize("file", NOTEBOOKS, ids=[file.stem for file in NOTEBOOKS])
 
@@ -21,6 +22,15 @@ def test_holds_what_a_whole_run_showed(file: Path) -> None:
     assert file.stat().st_size < 300_000
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seventh of the digits, on which every cell does what it does on all."""
+    return few_digits(tmp_path_factory.mktemp("data"), train=20, val=6)
+
+
 @pytest.mark.slow
-def test_runs(file: Path, tmp_path: Path) -> None:
+def test_runs(file: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The kernel has the environment of this process.
+    monkeypatch.setenv("SOLO_EXT_DATA", str(data))
     run(file, tmp_path, quick=True)
+    assert not list(tmp_path.glob("datasets*")), "all were read from the few"

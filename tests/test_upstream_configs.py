@@ -25,6 +25,11 @@ HERE = (
     *("precision=32", "sync_batchnorm=False", "wandb.enabled=False"),
 )
 """48 images and no GPU; CIFAR is not fetched."""
+SMALL = (
+    "backbone.name=timm/resnet10t",
+    "+backbone.kwargs={channels: [8, 8, 8, 8], stem_width: 8, small_stem: false}",
+)
+"""Instead of the ResNet-18 of these configs, which debiased and the teacher have."""
 TEACHER = ("~method_kwargs.proj_output_dim", "+method_kwargs.teacher.path={teacher}")
 """The student's embeddings are as wide as the teacher's."""
 RELATIVES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
@@ -91,7 +96,8 @@ def test_main_pretrain(method: str, images: Path, teacher: Path, tmp_path: Path)
     own = (f"method={method}", f"data.train_path={images}", f"checkpoint.dir={tmp_path}")
     named = ("--config-path", f"{ROOT}/{CONFIGS}", "--config-name", f"{config}.yaml")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = (f"{ROOT}/main_pretrain.py", *named, *own, *HERE, *given)
+    network = () if method == "debiased" else SMALL
+    words = (f"{ROOT}/main_pretrain.py", *named, *own, *HERE, *network, *given)
     # Lightning's own logs go to the folder too.
     done = forks.run(*words, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -106,7 +112,7 @@ def test_solo_ext_pretrain(
 ) -> None:
     config, changes, shapes = RELATIVES[method]
     given = [change.format(teacher=teacher) for change in changes]
-    train_with_ours(config, method, tmp_path / "run", f"data.train_path={images}", *given)
+    train_with_ours(config, method, tmp_path / "run", f"data.train_path={images}", *SMALL, *given)
     check(tmp_path / "run", method)
     open_sizes = bool(shapes) and method != "nnclr_symmetric"
     assert caplog.text.count("from 48 training images") == open_sizes

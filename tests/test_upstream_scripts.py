@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from solo_ext.data.digits import digits_folder
 from tests import forks
+from tests.digits import few_digits
 
 ROOT = os.environ.get("SOLO_LEARN_ROOT", "")
 pytestmark = [
@@ -28,10 +30,12 @@ pytestmark = [
 LAUNCHER = ("-m", "solo_ext")
 Python = Callable[..., subprocess.CompletedProcess[str]]
 STEPS, BATCH = 2, 40
+PER_CLASS = 28
 TINY = (
     "accelerator=cpu",
     "backbone.name=timm/resnet10t",
     "backbone.kwargs={channels: [8,8,8,8]}",
+    "+backbone.kwargs.stem_width=8",
     f"+limit_train_batches={STEPS}",
     "+limit_val_batches=1",
     # Validation resizes digits to 224 pixels.
@@ -44,14 +48,28 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    data = tmp_path_factory.mktemp("data")
+    # A fifth of the digits to train on.
+    data = few_digits(tmp_path_factory.mktemp("data"), train=PER_CLASS, val=6)
     return {**os.environ, "PYTHONPATH": ROOT, "SOLO_EXT_DATA": str(data), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def python(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Python:
-    """``python(*words)``, in a folder of its own."""
+    """``python(*words)``, in a folder of its own, of a process that has imported the libraries."""
     return partial(forks.run, env=environment, cwd=tmp_path_factory.mktemp("python"))
+
+
+@pytest.fixture
+def cold(environment: dict[str, str], tmp_path: Path) -> Python:
+    """``cold(*words)``: as users start it."""
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *map(str, words)]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+
+    return run
 
 
 def script(name: str) -> str:
@@ -95,12 +113,10 @@ def resumed(
 
 
 @pytest.fixture(scope="module")
-def folder(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(python: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint folder of `python main_pretrain.py --config-name solo_ext/digits/debiased`."""
     scratch = tmp_path_factory.mktemp("upstream")
-    subprocess.run(
-        [sys.executable, *digits("debiased", scratch)], check=True, env=environment, cwd=scratch
-    )
+    succeeded(python(*digits("debiased", scratch)))
     (made,) = (scratch / "debiased").iterdir()
     return made
 
@@ -111,7 +127,7 @@ def test_main_pretrain_runs_the_e_step_and_resumes(
 ) -> None:
     settings = ("method_kwargs.warmup_epochs=0", f"method_kwargs.e_step={e_step}")
     state = resumed(python, "pcl", tmp_path, *settings)
-    assert state["prototypes.assignments"].shape == (3, 1400)
+    assert state["prototypes.assignments"].shape == (3, 10 * PER_CLASS)
     assert state["prototypes.assignments"].amax(1).tolist() > [15, 40, 80]
     assert state["prototypes._extra_state"][0] == 1, "the epoch of the E-step"
 
@@ -133,7 +149,7 @@ def test_main_pretrain_reads_through_dali(python: Python, tmp_path: Path, valida
     (checkpoint,) = run.glob("*ep=1.ckpt")
     found = torch.load(checkpoint, weights_only=True)
     assert found["global_step"] == 2 * STEPS
-    assert found["state_dict"]["prototypes.assignments"].shape == (3, 1400)
+    assert found["state_dict"]["prototypes.assignments"].shape == (3, 10 * PER_CLASS)
     assert json.loads((run / "args.json").read_text())["dali"] == {
         "device": "cpu",
         "encode_indexes_into_labels": True,
@@ -190,7 +206,7 @@ def test_main_pretrain_distils_and_resumes(
         )
 
 
-def test_main_pretrain_takes_the_keys_of_our_augmentation(python: Python, tmp_path: Path) -> None:
+def test_main_pretrain_takes_the_keys_of_our_augmentation(cold: Python, tmp_path: Path) -> None:
     """It reads none of them, and nothing trips over them: neither the methods nor the folder."""
     settings = (
         # The config itself has `data.augmentation` and `data.in_memory`.
@@ -198,7 +214,7 @@ def test_main_pretrain_takes_the_keys_of_our_augmentation(python: Python, tmp_pa
         "+data.mix={name: mixup}",
         "+augmentations.0.rand_augment={num_ops: 1}",
     )
-    run = pretrained(python, "debiased", tmp_path, *settings)
+    run = pretrained(cold, "debiased", tmp_path, *settings)
     assert list(run.glob("*.ckpt"))
     assert json.loads((run / "args.json").read_text())["data"]["augmentation"] == "batch"
 
@@ -231,18 +247,12 @@ def of_arguments(name: str, folder: Path, images: Path) -> tuple[str, ...]:
     )
 
 
-def test_main_knn(environment: dict[str, str], folder: Path, images: Path, tmp_path: Path) -> None:
+def test_main_knn(cold: Python, folder: Path, images: Path) -> None:
     """Every image is its own nearest neighbour, whatever is compared, and by what."""
     words = of_arguments("main_knn.py", folder, images)
     settings = ("--k", "1", "20", "--temperature", "0.1", "0.5")
     kinds = ("--feature_type", "backbone", "projector", "--distance_function")
-    done = subprocess.run(
-        [sys.executable, *words, *settings, *kinds, "euclidean", "cosine"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = cold(*words, *settings, *kinds, "euclidean", "cosine")
     assert done.returncode == 0, done.stderr[-3000:]
     found = re.findall(r"k=(\d+), T=.*\nResult: acc@1=([\d.]+), acc@5=([\d.]+)", done.stdout)
     assert len(found) == 2 * 2 * 3
@@ -267,15 +277,11 @@ def test_main_umap(python: Python, folder: Path, images: Path, tmp_path: Path) -
             assert (tmp_path / f"im100_{split}_umap.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_two_processes_begin_in_the_launcher(
-    environment: dict[str, str], folder: Path, tmp_path: Path
-) -> None:
+def test_two_processes_begin_in_the_launcher(python: Python, folder: Path, tmp_path: Path) -> None:
     """The second dies of the assertion of two large crops if it does not."""
     words = digits("seed", tmp_path, f"method_kwargs.teacher.path='{folder}'")
     ddp = ("devices='2'", "strategy=ddp")
-    subprocess.run(
-        [sys.executable, *LAUNCHER, *words, *ddp], check=True, env=environment, cwd=tmp_path
-    )
+    succeeded(python(*LAUNCHER, *words, *ddp, cwd=tmp_path))
     (checkpoint,) = tmp_path.rglob("*.ckpt")
     state = torch.load(checkpoint, weights_only=True)["state_dict"]
     assert state["queues.0._extra_state"][1] == 2 * STEPS * BATCH
@@ -322,7 +328,6 @@ def test_hydra_works_in_the_launcher(python: Python, tmp_path: Path) -> None:
 PROBE = """
 import pickle
 import sys
-import torch
 
 def main():
     pass
@@ -330,22 +335,19 @@ def main():
 assert pickle.loads(pickle.dumps(main)) is main
 print([__name__, __file__, __spec__, sys.argv, sys.path[0], main.__code__.co_filename])
 if "torch.cuda" in sys.argv:
+    import torch
+
     model = torch.nn.Linear(2, 2).to("cuda:0", torch.float64)
     moved = model.cuda()(torch.zeros(1, 2).to(device=torch.device("cuda")).double().cuda())
     print(moved.device.type, moved.dtype)
 """
 
 
-def test_a_script_finds_what_python_gives_it(python: Python, tmp_path: Path) -> None:
+def test_a_script_finds_what_python_gives_it(python: Python, cold: Python, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "probe.py").write_text(PROBE)
-    plain = subprocess.run(
-        [sys.executable, "sub/probe.py", "--a", "b"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    plain = cold("sub/probe.py", "--a", "b")
+    succeeded(plain)
     done = python(*LAUNCHER, "sub/probe.py", "--a", "b", cwd=tmp_path)
     assert succeeded(done).splitlines()[-1:] == plain.stdout.splitlines()
     if not torch.cuda.is_available():
@@ -354,12 +356,11 @@ def test_a_script_finds_what_python_gives_it(python: Python, tmp_path: Path) -> 
         assert shown.count("no CUDA device here") == 1
 
 
-def test_our_evaluation_reads_the_folder(folder: Path, environment: dict[str, str]) -> None:
+def test_our_evaluation_reads_the_folder(folder: Path, tmp_path: Path) -> None:
     from solo_ext.lab.evaluation.evaluate import evaluate
 
     # Its args.json holds interpolations, which are not resolved out of a file.
-    digits = Path(environment["SOLO_EXT_DATA"]) / "digits"
-    paths = {f"{split}_path": str(digits / split) for split in ("train", "val")}
+    paths = {f"{split}_path": str(digits_folder(split, tmp_path)) for split in ("train", "val")}
     record = evaluate(folder, "knn", {"k": [20], "data": paths})
     assert record["epoch"] == 1
     assert record["image_size"] == 32

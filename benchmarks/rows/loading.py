@@ -67,6 +67,8 @@ def work(name: str, data: Path, size: int, blur: float, device: str) -> Work:
         *(f"data.train_path={data}", "data.val_path=null", "data.fraction=-1"),
         *(f"augmentations.0.crop_size={size}", f"augmentations.0.gaussian_blur.prob={blur}"),
         *(f"optimizer.batch_size={BATCH}", "accelerator=auto", *SOURCES[name]),
+        # No E-step is made, which few images would be too few for.
+        "method_kwargs.num_prototypes=[1]",
     ]
     prepared = prepare(compose("imagenette/pcl", words))
     run = prepared.run
@@ -106,7 +108,7 @@ def squares(data: Path, count: int, folder: Path) -> int:
 
 def measure(effort: Effort) -> Measured:
     """Races the sources at every size."""
-    findings, details, count = [], {}, effort.size(IMAGES, least=320)
+    findings, details, count = [], {}, effort.size(IMAGES, least=5 * BATCH)
     names = sources(effort)
     # Minutes of a GPU are few.
     sizes = SIZES if effort.shrink == 1 and effort.device == "cpu" else SIZES[:1]

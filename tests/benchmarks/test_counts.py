@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.page import RESULTS
 from benchmarks.record import Effort, Record
+from benchmarks.rows import ROWS
 from benchmarks.rows.counts import BASES, count_steps, grown, measure, methods
 from solo_ext.lab.training.run_dir import environment
 
@@ -45,6 +46,7 @@ def test_growth_is_seen() -> None:
 
 @pytest.mark.slow
 def test_a_method_is_beside_its_base() -> None:
+    assert ROWS["counts"] is measure
     findings, details = measure(Effort(shrink=64))
     of_ours = [f for f in findings if f.peer == "simclr"]
     assert len(of_ours) == 6

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,13 +16,35 @@ from benchmarks import operation, trainers
 from benchmarks.measure import Work
 from benchmarks.operation import EXACT, Case, Goal, Setup, relative
 from benchmarks.record import Effort
-from benchmarks.rows import CASES, ROWS, counts, queue_loss, training
+from benchmarks.rows import CASES, ROWS, counts, import_cost, loading, queue_loss, training
 from benchmarks.trainers import TEACHERS, race_trainers, train
+from tests import forks
 
 TINY = Effort(rounds=1, warm=1, shrink=64, compiled=False)
-TRAINING = ("steps", "epochs", "memory", "scale")
-"""A dozen runs each, or millions of names; below and in `test_scale.py` on fewer."""
-SLOW = ("import", "counts", "embed", "loading")
+ELSEWHERE = ("steps", "epochs", "memory", "scale", "counts")
+"""A dozen runs each, or millions of names; below and in `test_scale.py` on fewer, and all of the
+last in `test_counts.py`."""
+SLOW = ("import", "embed", "loading")
+
+
+def in_a_fork(*words: str) -> str:
+    """What a program prints; what it imports has been imported before."""
+    done = forks.run(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+SMALLER: dict[str, tuple[Any, str, Any]] = {
+    "import": (import_cost, "python", in_a_fork),
+    "loading": (loading, "BATCH", 16),
+}
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs of four steps."""
+    monkeypatch.setattr(trainers, "STEPS_PER_EPOCH", 4)
+    monkeypatch.setattr(trainers, "training_images", partial(trainers.training_images, steps=4))
 
 
 @pytest.mark.parametrize(
@@ -29,10 +52,12 @@ SLOW = ("import", "counts", "embed", "loading")
     [
         pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n
         for n in ROWS
-        if n not in TRAINING
+        if n not in ELSEWHERE
     ],
 )
-def test_row(name: str) -> None:
+def test_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in SMALLER:
+        monkeypatch.setattr(*SMALLER[name])
     findings, details = ROWS[name](TINY)
     assert findings
     assert details or name in ("compiled", "graphs")
@@ -55,6 +80,7 @@ def test_launches(case: Case) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_steps")
 def test_distilled_steps_have_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "FAMILIES", {"seed": ("protoseed",)})
     monkeypatch.setenv(TEACHERS, "elsewhere")
@@ -66,6 +92,7 @@ def test_distilled_steps_have_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_steps")
 def test_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "EPOCHS", {"pcl, bank": {"cpu": 1.05, "cuda": 1.03}})
     findings, _ = training.epochs(TINY)

@@ -24,6 +24,8 @@ ROWS, CLUSTERS, SAMPLES = 900, 25, 301
 MERGED = 1100
 """Clusters whose merge costs take three tiles."""
 
+IN_A_FILE = 2
+"""So many ranks have the features of E-steps in files; more ranks have them in memory."""
 ENDS = {2: (617,), 4: (617, 700, 850)}
 """Where the rows of all ranks but the last end."""
 STARTS = ["cold", "restarts", "refilled", "warm", "relocated", "hierarchical"]
@@ -154,8 +156,7 @@ def run(rank: int, folder: str) -> None:
     found["own init"] = tuple(kmeans(x, CLUSTERS, sharded=True, init=init, iterations=6))
     found["merged"] = merged(rows_of(x, None, True))
     found["refusals"] = refusals(rank)
-    for name, place in (("steps", None), ("steps of a file", Path(folder))):
-        own = steps(torch.arange(rank, SAMPLES, RANKS), place)
-        found[name] = [[tuple(granularity) for granularity in step] for step in own]
+    own = steps(torch.arange(rank, SAMPLES, RANKS), Path(folder) if RANKS == IN_A_FILE else None)
+    found["steps"] = [[tuple(granularity) for granularity in step] for step in own]
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

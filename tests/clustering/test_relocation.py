@@ -46,9 +46,9 @@ def groups(sizes: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 @st.composite
-def partitions(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
+def partitions(draw: st.DrawFn, most: int = 60) -> tuple[Tensor, Tensor, int]:
     """Rows with duplicates, any assignment of them: also empty clusters and single rows."""
-    n = draw(st.integers(1, 60))
+    n = draw(st.integers(1, most))
     count = draw(st.sampled_from([1, n]) | st.integers(1, n))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     x = torch.randn(n, draw(st.integers(1, 4)), generator=generator, dtype=torch.float64)
@@ -71,7 +71,7 @@ def test_never_raises_the_objective(partition: tuple[Tensor, Tensor, int]) -> No
 
 
 @settings(deadline=None, max_examples=100)
-@given(partitions())
+@given(partitions(most=20))
 def test_costs_and_gains_are_those_of_a_loop(partition: tuple[Tensor, Tensor, int]) -> None:
     x, assignments, count = partition
     rows = rows_of(x, None, False)

@@ -61,14 +61,24 @@ def test_shipped_configs_are_all_there() -> None:
 def test_statistics_in_a_config_apply_to_something() -> None:
     """Data sets with statistics of their own take none from a config."""
     root, applied, given = config_root() / "solo_ext", set(), set()
+    texts = {file: file.read_text() for file in root.rglob("*.yaml")}
+    stating = {file.stem for file, text in texts.items() if re.search(r"\b(mean|std)\b", text)}
+    composed = set()
     for name in shipped_configs():
-        used = re.search(r"@augmentations: (\w+)", (root / f"{name}.yaml").read_text())
+        file = root / f"{name}.yaml"
+        used = re.search(r"@augmentations: (\w+)", texts[file])
+        # To compose takes 0.1 s: of what has or names statistics, one of each folder.
+        alike = name.partition("/")[0], used and used[1]
+        named = {file.stem, *re.findall(r"\w+", texts[file])}
+        if not used or alike in composed or not stating & named:
+            continue
         cfg = compose(name)
-        if used and any({"mean", "std"} & crop.keys() for crop in cfg["augmentations"]):
+        if any({"mean", "std"} & crop.keys() for crop in cfg["augmentations"]):
+            composed.add(alike)
             given.add(used[1])
             if cfg["data"]["dataset"] not in STATISTICS:
                 applied.add(used[1])
-    assert given == applied
+    assert given == applied != set()
 
 
 def test_solo_learns_settings_for_imagenet_synchronise_batch_norm() -> None:

@@ -33,14 +33,19 @@ def test_work_of_the_first_rank_may_outlast_the_timeout(results: list[dict[str, 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("slow passes", {}), ("after", {}), ("sample", {"sample": 90, "sample_seed": 4})],
+    [
+        ("slow passes", {"iterations": ranks.SLOW}),
+        ("after", {}),
+        ("sample", {"sample": 90, "sample_seed": 4}),
+    ],
 )
 def test_passes_may_outlast_it_together(
     results: list[dict[str, Any]], name: str, options: dict[str, int]
 ) -> None:
     """And what one process finds is found, also after errors, also of a sample."""
-    alone = kmeans(ranks.features(), ranks.CLUSTERS, iterations=4, **options)
-    assert alone.iterations == 4
+    given = {"iterations": 4, **options}
+    alone = kmeans(ranks.features(), ranks.CLUSTERS, **given)
+    assert alone.iterations == given["iterations"]
     for rank, result in enumerate(results):
         found, ids = Clustering(*result[name]), ranks.share(rank)[1]
         assert torch.equal(found.means, alone.means)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -70,12 +71,19 @@ def parts(root: Path) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_every_view_of_every_data_set(method: str, parts: list[Any]) -> None:
+def test_every_view_of_every_data_set(method: str, parts: list[Any], tmp_path: Path) -> None:
     everything: Any = ConcatDataset(parts)
-    loader = DataLoader(
-        everything, 7, num_workers=1, multiprocessing_context=method, collate_fn=list
-    )
-    served = [item for batch in loader for item in batch]
+    if method == "forkserver":
+        # The fork server of a fork has torch at once; a spawned worker shows that it imports it.
+        (tmp_path / "given").write_bytes(pickle.dumps(everything))
+        script = Path(__file__).with_name("pickled_pass.py")
+        run_script(script, tmp_path, method, timeout=200)
+        served = pickle.loads((tmp_path / "served").read_bytes())
+    else:
+        loader = DataLoader(
+            everything, 7, num_workers=1, multiprocessing_context=method, collate_fn=list
+        )
+        served = [item for batch in loader for item in batch]
     expected = [everything[i] for i in range(len(everything))]
     assert len(served) == len(expected) == 32
     assert same(served, expected)

@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -90,22 +91,19 @@ def tars(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tars(tmp_path_factory.mktemp("tars"), opened(images), 8)
 
 
-@pytest.fixture
-def port() -> int:
-    """A free one."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
-@pytest.fixture
-def s3(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+@contextmanager
+def s3_server() -> Iterator[Server]:
+    """One that nobody has started yet, in the environment where pyarrow finds it."""
     from pyarrow import fs
 
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
 
     def storage() -> fs.FileSystem:
         found = fs.S3FileSystem(
@@ -115,14 +113,27 @@ def s3(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         return found
 
     server = Server(port, [str(MOTO), "-p", str(port)], storage)
-    yield server
-    server.kill()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_ENDPOINT_URL", address)
+        try:
+            yield server
+        finally:
+            server.kill()
 
 
 @pytest.fixture
-def gcs(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def s3() -> Iterator[Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     from pyarrow import fs
 
+    port = free_port()
     monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", f"http://127.0.0.1:{port}")
     words = [str(EMULATOR), "start", f"--port={port}", "--in-memory", "--default-bucket=bucket"]
     server = Server(port, words, lambda: fs.GcsFileSystem(anonymous=True))
@@ -136,6 +147,13 @@ def server(s3: Server, shards: Path) -> Server:
     return s3.start(shards)
 
 
+@pytest.fixture(scope="module")
+def kept(shards: Path) -> Iterator[Server]:
+    """Likewise, which no test kills: it takes seconds to start."""
+    with s3_server() as server:
+        yield server.start(shards)
+
+
 def assert_alike(one: FixedLoader, other: FixedLoader) -> None:
     for (views, targets), (others, labels) in zip(one, other, strict=True):
         assert views.equal(others)
@@ -143,27 +161,29 @@ def assert_alike(one: FixedLoader, other: FixedLoader) -> None:
 
 
 @needs_s3
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_started_in_any_way(method: str, server: Server, shards: Path) -> None:
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("forkserver", 1)])
+def test_workers_started_in_any_way(method: str, workers: int, shards: Path) -> None:
+    """Spawned ones read tars below."""
     # A fork server that an earlier test started has its environment, without this server's address.
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     images = opened(ADDRESS, **SHARDS)
     # So that a connection is open when a worker is forked.
     images[0]
-    loader = FixedLoader(FixedViews(images, ToTensor()), 8, 2, method)
+    loader = FixedLoader(FixedViews(images, ToTensor()), 8, workers, method)
     here = opened(shards, format="streaming")
     assert_alike(loader, FixedLoader(FixedViews(here, ToTensor()), 8))
 
 
 @needs_s3
 def test_tars(s3: Server, tars: Path) -> None:
-    """Of a folder or by their names, read by workers; their copies stay when the server is gone."""
+    """Of a folder or by their names; their copies stay when the server is gone."""
     s3.start(tars)
     last = len(list(tars.iterdir())) - 1
     expected = FixedLoader(FixedViews(opened(tars, **TARS), ToTensor()), 8)
-    for address in (ADDRESS, f"{ADDRESS}/train-{{000..{last:03}}}.tar"):
+    for address, workers in ((ADDRESS, 1), (f"{ADDRESS}/train-{{000..{last:03}}}.tar", 0)):
         images = opened(address, **TARS)
-        assert_alike(FixedLoader(FixedViews(images, ToTensor()), 8, 2, "spawn"), expected)
+        assert_alike(FixedLoader(FixedViews(images, ToTensor()), 8, workers, "spawn"), expected)
     names = f"{ADDRESS}/train-{{000..{last + 1:03}}}.tar"
     refused(rf"'train-{last + 1:03}.tar' is not there", names, **TARS)
     refused(r"no such folder; give a folder of \.tar files", "s3://bucket/other", **TARS)
@@ -206,13 +226,13 @@ def test_what_is_not_there_is_named(server: Server, shards: Path) -> None:
 
 @needs_s3
 @pytest.mark.fault
-def test_a_server_that_answers_within_the_tries(server: Server, shards: Path) -> None:
+def test_a_server_that_answers_within_the_tries(kept: Server) -> None:
     retry = {"download_retry": 6, "download_timeout": 1.0}
     images = opened(ADDRESS, format="streaming", streaming=retry)
     images[0]
-    assert server.process is not None
-    server.process.send_signal(signal.SIGSTOP)
-    threading.Timer(3, server.process.send_signal, [signal.SIGCONT]).start()
+    assert kept.process is not None
+    kept.process.send_signal(signal.SIGSTOP)
+    threading.Timer(3, kept.process.send_signal, [signal.SIGCONT]).start()
     assert all(images[i] for i in range(len(images)))
 
 

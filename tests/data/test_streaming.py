@@ -53,6 +53,11 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def of_kinds(other: str, *given: tuple[str, Any]) -> pytest.MarkDecorator:
+    """Parametrizes a test by pairs of a kind and another value: both kinds copy and serve alike."""
+    return pytest.mark.parametrize(("kind", other), given, indirect=["kind"])
+
+
 @pytest.fixture
 def opened(kind: str) -> Opened:
     """Opens images of this kind."""
@@ -298,7 +303,7 @@ def test_a_damaged_shard_is_named(how: str, kind: str, opened: Opened, of_both: 
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("workers", [0, 2])
+@of_kinds("workers", ("streaming", 0), ("streaming", 2), ("webdataset", 0))
 def test_a_damaged_shard_is_left_out(workers: int, kind: str, of_both: Path) -> None:
     """Each of its samples is stood in for by one of the next shard, by another for each."""
     given: dict[str, Any] = {"num_workers": workers, "streaming": {"shuffle_shards": 2}}
@@ -485,7 +490,7 @@ def _read_all(images: Any) -> None:
         images[EACH * index % COUNT + index * EACH // COUNT]
 
 
-@pytest.mark.parametrize("room", [None, 4])
+@of_kinds("room", ("streaming", None), ("webdataset", 4))
 def test_processes_share_the_copies(
     room: int | None, remote: Remote, opened: Opened, of_both: Path
 ) -> None:
@@ -529,7 +534,7 @@ def test_a_lost_shard_is_asked_for_once(
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("workers", [0, 2])
+@of_kinds("workers", ("streaming", 0), ("webdataset", 0), ("webdataset", 2))
 def test_a_storage_that_does_not_answer_ends_the_run(
     workers: int, remote: Remote, kind: str, opened: Opened
 ) -> None:

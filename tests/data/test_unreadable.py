@@ -149,8 +149,7 @@ def test_refused_in_one_line(folder: Path, workers: int) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [1, 5, 100])
+@pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (5, 0), (100, 0), (1, 2)])
 def test_left_out_of_evaluation(folder: Path, batch_size: int, workers: int) -> None:
     cfg = config(folder, workers=workers)
     images = open_images(cfg.data, "val")
@@ -178,6 +177,9 @@ def test_a_pass_by_index_has_a_row_for_every_sample(folder: Path) -> None:
     assert not torch.equal(found[0], found[1])
 
 
+MANY = MAX_CONSECUTIVE_UNREADABLE + 50
+
+
 class _Broken:
     """Images of which all but some cannot be read."""
 
@@ -203,8 +205,7 @@ def _to_zeros(_: Any) -> Tensor:
 
 @pytest.mark.fault
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("size", [1, 5, MAX_CONSECUTIVE_UNREADABLE + 50])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("size", "workers"), [(1, 0), (5, 0), (MANY, 0), (MANY, 2)])
 def test_no_endless_search(size: int, workers: int) -> None:
     images: Any = SkipUnreadable(_Broken(size))  # type: ignore[arg-type]
     count = min(size, MAX_CONSECUTIVE_UNREADABLE)

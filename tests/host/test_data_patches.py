@@ -20,9 +20,16 @@ from torchvision import transforms
 from solo_ext.config.schema import Augmentation
 from solo_ext.core.errors import ConfigError
 from solo_ext.host import detect
+from tests import forks
 from tests.host.conftest import Without
 
 GENERATION = detect().generation
+IN_A_WORKER = """
+import pickle, sys, torch
+with open(sys.argv[1], "rb") as file:
+    images = pickle.load(file)
+torch.save(list(torch.utils.data.DataLoader(images, batch_size=16)), sys.argv[2])
+"""
 
 
 def indexed_images(images: Path, *, own_transform: bool = False) -> Any:
@@ -40,7 +47,7 @@ def indexed_images(images: Path, *, own_transform: bool = False) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.patch("index-dataset")
-def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> None:
+def test_index_dataset_in_a_spawned_worker(without: Without, images: Path, tmp_path: Path) -> None:
     def loader() -> Iterator[Any]:
         return iter(
             DataLoader(
@@ -54,7 +61,15 @@ def test_index_dataset_in_a_spawned_worker(without: Without, images: Path) -> No
 
     with without(), pytest.raises((AttributeError, pickle.PicklingError)):
         next(loader())
-    batches = list(loader())
+    if GENERATION == "main":
+        # A fork has imported solo-learn as a worker would, without the patches, but seconds ago.
+        pickled, loaded = tmp_path / "images.pkl", tmp_path / "batches.pt"
+        pickled.write_bytes(pickle.dumps(indexed_images(images, own_transform=True)))
+        done = forks.run("-c", IN_A_WORKER, pickled, loaded)
+        assert done.returncode == 0, done.stderr[-3000:]
+        batches = torch.load(loaded)
+    else:
+        batches = list(loader())
     assert torch.cat([b[0] for b in batches]).tolist() == list(range(48))
     assert torch.cat([b[2] for b in batches]).tolist() == [i // 16 for i in range(48)]
     assert torch.equal(batches[1][1][0][3], indexed_images(images)[19][1])

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -142,16 +142,56 @@ def six_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_images(tmp_path_factory.mktemp("six"), range(6), 4)
 
 
-@pytest.fixture(scope="module")
-def sides(six_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Side, Side]:
+class Sides(NamedTuple):
     """Every built-in, and SimCLR with validation, with the plugin and without it."""
+
+    ours: Side
+    """Also ``theirs``, the other side's BYOL that goes on, and the runs of :func:`asked`."""
+    theirs: Side
+    printed: str
+    """By the first."""
+
+
+@pytest.fixture(scope="module")
+def sides(six_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Sides:
+    """One process each: its start takes longer than a run."""
     jobs = {method: config(method, six_classes) for method in BUILTIN}
     jobs["validated"] = validated(six_classes)
     folder = tmp_path_factory.mktemp("sides")
-    both = Side(folder / "with"), Side(folder / "without", "--without")
-    for side in both:
-        side.run(jobs)
-    return both
+    ours, theirs = Side(folder / "with"), Side(folder / "without", "--without")
+    theirs.run(jobs)
+    # What asks for something comes last, so that nothing else depends on it.
+    more = going_on(theirs, "theirs", six_classes) | asked(ours, six_classes)
+    return Sides(ours, theirs, ours.run(jobs | more))
+
+
+def going_on(side: Side, name: str, images: Path) -> dict[str, Any]:
+    """A run of this name that goes on from a side's first epoch of BYOL."""
+    start = str(side.checkpoint("byol", 0))
+    return {name: config("byol", images, resume_from_checkpoint=start)}
+
+
+def asked(side: Side, images: Path) -> dict[str, dict[str, Any]]:
+    """Runs that ask for something of the plugin's own, in ``asked``."""
+    saved = {"enabled": True, "dir": str(side.folder / "saved"), "frequency": 1}
+    again: dict[str, Any] = {"checkpoint": saved, "auto_resume": {"enabled": True}}
+
+    def debiased(tau_plus: float) -> dict[str, Any]:
+        found = config("debiased", images, max_epochs=1, **again)
+        found["method_kwargs"] |= {"tau_plus": tau_plus, "temperature": 0.5}
+        return found
+
+    jobs = {
+        "validated": validated(images, patches=["own-size"]),
+        "unknown": validated(images, patches=["own-sise"]),
+        "no-list": validated(images, patches="own-size"),
+        "one-crop": config("debiased", images, augmentations=[{**VIEW, "num_crops": 1}]),
+        "after": validated(images),
+        "debiased": debiased(0.1),
+        "same": debiased(0.1),
+        "other": debiased(0.0),
+    }
+    return {f"asked/{name}": job for name, job in jobs.items()}
 
 
 def validated(images: Path, **changes: Any) -> dict[str, Any]:
@@ -184,91 +224,55 @@ def assert_same_run(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", [*BUILTIN, "validated"])
-def test_a_built_in_is_upstreams(sides: tuple[Side, Side], name: str) -> None:
+def test_a_built_in_is_upstreams(sides: Sides, name: str) -> None:
     """Weights, optimiser, schedule, log and args.json, to the last bit."""
-    assert_same_run(*(side.loaded(name) for side in sides))
-    log = sides[0].log(name)
-    assert log == sides[1].log(name)
+    assert_same_run(sides.ours.loaded(name), sides.theirs.loaded(name))
+    log = sides.ours.log(name)
+    assert log == sides.theirs.log(name)
     assert len(log) >= 4
-    assert sides[0].args(name) == sides[1].args(name)
+    assert sides.ours.args(name) == sides.theirs.args(name)
 
 
-def test_checkpoints_are_interchangeable(
-    sides: tuple[Side, Side], six_classes: Path, tmp_path: Path
-) -> None:
+def test_checkpoints_are_interchangeable(sides: Sides, six_classes: Path, tmp_path: Path) -> None:
     """LARS's groups and the pace of a momentum network are upstream's, whoever goes on."""
-    ours, theirs = sides
-
-    def jobs(side: Side, whose: str) -> dict[str, Any]:
-        start = str(side.checkpoint("byol", 0))
-        return {whose: config("byol", six_classes, resume_from_checkpoint=start)}
-
-    here, there = Side(tmp_path / "here"), Side(tmp_path / "there", "--without")
-    here.run(jobs(theirs, "theirs"))
-    there.run(jobs(ours, "ours") | jobs(theirs, "theirs"))
+    there = Side(tmp_path / "there", "--without")
+    ours, theirs = (going_on(getattr(sides, n), n, six_classes) for n in ("ours", "theirs"))
+    there.run(ours | theirs)
     expected = there.loaded("theirs")
-    assert_same_run(here.loaded("theirs"), expected)
+    assert_same_run(sides.ours.loaded("theirs"), expected)
     assert_same_run(there.loaded("ours"), expected)
 
 
-@pytest.fixture(scope="module")
-def asked(six_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Side, str]:
-    """Runs with the plugin that ask for something of its own, and what they printed."""
-    side = Side(tmp_path_factory.mktemp("asked"))
-    saved = {"enabled": True, "dir": str(side.folder / "saved"), "frequency": 1}
-    again: dict[str, Any] = {"checkpoint": saved, "auto_resume": {"enabled": True}}
-
-    def debiased(tau_plus: float, **changes: Any) -> dict[str, Any]:
-        found = config("debiased", six_classes, max_epochs=1, **changes)
-        found["method_kwargs"] |= {"tau_plus": tau_plus, "temperature": 0.5}
-        return found
-
-    printed = side.run(
-        {
-            "validated": validated(six_classes, patches=["own-size"]),
-            "unknown": validated(six_classes, patches=["own-sise"]),
-            "no-list": validated(six_classes, patches="own-size"),
-            "one-crop": config("debiased", six_classes, augmentations=[{**VIEW, "num_crops": 1}]),
-            "after": validated(six_classes),
-            "debiased": debiased(0.1, **again),
-            "same": debiased(0.1, **again),
-            "other": debiased(0.0, **again),
-        }
-    )
-    return side, printed
-
-
-def test_a_patch_that_is_asked_for_is_named_and_recorded(
-    sides: tuple[Side, Side], asked: tuple[Side, str]
-) -> None:
+def test_a_patch_that_is_asked_for_is_named_and_recorded(sides: Sides) -> None:
     """Also where Hydra's job_logging is disabled; the run after it is upstream's again."""
-    side, printed = asked
-    assert "patches of solo-learn that change numbers: own-size" in printed
-    assert side.args("validated")["patches"] == ["own-size"]
-    own, plain = side.log("validated"), sides[0].log("validated")
+    side, _, printed = sides
+    assert printed.count("patches of solo-learn that change numbers: own-size") == 1
+    assert side.args("asked/validated")["patches"] == ["own-size"]
+    own, plain = side.log("asked/validated"), side.log("validated")
     losses = [[float(row["val_loss"]) for row in log if row["val_loss"]] for log in (own, plain)]
     assert losses[0] != losses[1]
-    assert_same_run(side.loaded("after"), sides[0].loaded("validated"))
-    assert side.log("after") == plain
+    assert_same_run(side.loaded("asked/after"), side.loaded("validated"))
+    assert side.log("asked/after") == plain
     for name in ("unknown", "one-crop"):
-        assert "SystemExit: 2" in (side.folder / name / "error.txt").read_text()
+        assert "SystemExit: 2" in (side.folder / "asked" / name / "error.txt").read_text()
     assert "solo_ext: patches='own-size': not a list" in printed
     assert "python -m solo_ext main_pretrain.py" in printed, "what asserts two large crops else"
     assert "solo_ext: patches='own-sise': unknown patch; did you mean 'own-size'?" in printed
 
 
 @pytest.mark.patch("auto-resume")
-def test_an_ablation_is_trained(asked: tuple[Side, str]) -> None:
+def test_an_ablation_is_trained(sides: Sides) -> None:
     """Runs that differ in method_kwargs alone were taken for one."""
-    side, printed = asked
+    side, _, printed = sides
     assert printed.count("Resuming from previous checkpoint") == 1
-    assert len(side.log("debiased")) >= 2
-    assert not list((side.folder / "same").rglob("metrics.csv")), "it was finished"
-    assert len(side.log("other")) >= 2
+    assert len(side.log("asked/debiased")) >= 2
+    same = side.folder / "asked" / "same"
+    assert not list(same.rglob("metrics.csv")), "it was finished"
+    assert len(side.log("asked/other")) >= 2
 
 
 def test_nothing_of_ours_takes_the_host_down(
-    six_classes: Path, tmp_path: Path, sides: tuple[Side, Side]
+    six_classes: Path, tmp_path: Path, sides: Sides
 ) -> None:
     """A host with a method and a loss of ours, a patch that does not fit, a broken package."""
     assert ROOT is not None
@@ -289,8 +293,8 @@ def test_nothing_of_ours_takes_the_host_down(
     ours["method_kwargs"] |= pcl
     hosts = config("simclr", six_classes) | {"method": "pcl"}
     printed = side.run({"simclr": config("simclr", six_classes), "pcl": hosts, "ours": ours})
-    assert_same_run(side.loaded("simclr"), sides[0].loaded("simclr"))
-    assert_same_run(side.loaded("pcl"), sides[0].loaded("simclr"))
+    assert_same_run(side.loaded("simclr"), sides.ours.loaded("simclr"))
+    assert_same_run(side.loaded("pcl"), sides.ours.loaded("simclr"))
     assert "prototypes.assignments" in side.loaded("ours")["state_dict"]
     assert "solo-learn has a method 'pcl' of its own, which stays" in printed
     assert printed.count("patch 'online-knn' does not fit this solo-learn and is left out") == 1

@@ -17,6 +17,7 @@ import pytest
 from solo_ext.core.errors import UserError
 from solo_ext.lab import ending
 from solo_ext.lab.ending import in_one_line
+from tests import forks
 
 pytestmark = pytest.mark.fault
 COMMAND = [sys.executable, "-m", "solo_ext.lab.cli.main"]
@@ -73,25 +74,45 @@ def test_handlers_are_those_of_before() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")]
+
+
+def heeded() -> None:
+    """Whoever runs the tests may ignore these signals, as ``nohup`` does."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def handles(process: subprocess.Popen[str], number: int) -> bool:
+    """Whether a process has a handler of a signal."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (caught,) = (line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT"])
-def test_a_signal_before_training(name: str, tmp_path: Path) -> None:
+def test_a_signal_before_training(tmp_path: Path) -> None:
     """Libraries are still being imported."""
-    number = getattr(signal, name)
     words = ["pretrain", "--config-name", "digits/simclr", "--run-dir", str(tmp_path / "run")]
-    process = subprocess.Popen(
-        [*COMMAND, *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        # Whoever runs the tests may ignore it, as `nohup` does.
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-    )
-    time.sleep(1.0)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, said
-    assert re.fullmatch(r"solo-ext: (interrupted|stopped by SIG\w+); start it again\n", said), said
+    started = [
+        subprocess.Popen(
+            [*COMMAND, *words], stderr=subprocess.PIPE, text=True, cwd=tmp_path, preexec_fn=heeded
+        )
+        for _ in ENDING
+    ]
+    for process in started:
+        # Python itself has one of SIGINT.
+        while not handles(process, signal.SIGHUP):
+            assert process.poll() is None
+            time.sleep(0.01)
+    time.sleep(0.5)
+    for number, process in zip(ENDING, started, strict=True):
+        process.send_signal(number)
+    for number, process in zip(ENDING, started, strict=True):
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 128 + number, said
+        what = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
+        assert said == f"solo-ext: {what}; start it again\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -187,6 +208,10 @@ WAITS = """
 import os, signal, subprocess, sys, time
 from solo_ext.lab.ending import in_one_line
 
+# What starts the tests may ignore them, as nohup does.
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def command():
     from datetime import timedelta
     import torch.distributed as dist
@@ -199,20 +224,24 @@ sys.exit(in_one_line(command, "start it again"))
 """
 
 
+def line_of(process: forks.Fork, stream: int, text: str) -> str:
+    """The first whole line of its output that a text is in, once it is written."""
+    while True:
+        said = Path(process.files[stream]).read_text()
+        for line in said.splitlines(keepends=True):
+            if text in line and line.endswith("\n"):
+                return line
+        assert process.poll() is None, said
+        time.sleep(0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_while_a_library_waits_in_c(name: str, free_port: int) -> None:
     """Where Python's handlers do not run; nor does what it started go on."""
     number = getattr(signal, name)
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITS, str(free_port)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-    )
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
+    process = forks.start("-c", WAITS, free_port)
+    child = int(line_of(process, 1, ""))
     time.sleep(1.0)
     assert process.poll() is None
     process.send_signal(number)
@@ -233,35 +262,30 @@ def test_a_signal_while_other_nodes_do_not_come(free_port: int, tmp_path: Path) 
     words = ["pretrain", "--config-name", "digits/simclr", "--run-dir", str(tmp_path / "run")]
     words += ["num_nodes=3", "devices=1", "strategy=ddp", "accelerator=cpu"]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
-    process = subprocess.Popen(
-        [*COMMAND, *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | address | {"NODE_RANK": "1"},
-    )
-    assert process.stderr is not None
-    read = []
-    for line in process.stderr:
-        read.append(line)
-        if "Initializing distributed" in line:
-            break
+    env = os.environ | address | {"NODE_RANK": "1"}
+    process = forks.start(*forks.SOLO_EXT, *words, cwd=tmp_path, env=env)
+    line_of(process, 2, "Initializing distributed")
     time.sleep(1.0)
-    assert process.poll() is None, read
-    process.terminate()
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 143
     assert "solo-ext: stopped by SIGTERM while it waited for the other processes" in errors
 
 
-def test_a_signal_of_a_forked_process_is_not_its_parent_s() -> None:
+def test_a_signal_of_a_forked_process_is_not_its_parent_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The parent would end at once for a signal of its own that it does not answer.
+    monkeypatch.setattr(ending, "_SECONDS_TO_ANSWER", 0.0)
+
     def command() -> int:
         child = os.fork()
         if not child:
             signal.raise_signal(signal.SIGTERM)
             os._exit(0)
         assert os.waitpid(child, 0)[1] != 0
-        time.sleep(1.0)
+        time.sleep(0.3)
         return 7
 
     assert in_one_line(command, "start it again") == 7

@@ -314,11 +314,12 @@ def run(rank: int, folder: str) -> None:
     steps = []
     for case in CASES:
         done = step(case, rank)
-        for gradient in done.gradients:
-            # What DDP does to parameters; its import alone takes seconds.
-            dist.all_reduce(gradient)
-            gradient /= RANKS
-        steps.append(tuple(done))
+        # What DDP does to parameters; its import alone takes seconds.
+        joined = torch.cat([gradient.flatten() for gradient in done.gradients])
+        dist.all_reduce(joined)
+        pieces = torch.split(joined / RANKS, [g.numel() for g in done.gradients])
+        means = [piece.view_as(g) for piece, g in zip(pieces, done.gradients, strict=True)]
+        steps.append(tuple(done._replace(gradients=means)))
     share = IMAGES // RANKS
     own = {split: parts(split)[rank] for split in SPLITS}
     found = {

@@ -286,6 +286,7 @@ def test_an_error_while_one_process_embeds_ends_both(tmp_path: Path) -> None:
         *("max_epochs=1", "accelerator=cpu", "devices=2", "strategy=ddp", "data.fraction=0.2"),
         *("method_kwargs.warmup_epochs=0", "backbone.kwargs.channels=[8,8,8,8]"),
         *("optimizer.batch_size=30", "limit_train_batches=2", "data.val_path=null"),
+        "backbone.kwargs.stem_width=8",
     ]
     environment = {**os.environ, "SOLO_EXT_DATA": str(tmp_path)}
     script = HERE / "pcl_run.py"

@@ -24,7 +24,9 @@ SMALL = [
     # bfloat16 rounds more than two batches and one may differ by.
     "precision=32-true",
     "method_kwargs.warmup_epochs=0",
+    "method_kwargs.kmeans.iterations=5",
     "backbone.kwargs.channels=[8,8,8,8]",
+    "backbone.kwargs.stem_width=8",
     "data.fraction=0.2",
     "accelerator=cpu",
     "limit_train_batches=2",

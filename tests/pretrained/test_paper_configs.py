@@ -1,4 +1,4 @@
-"""The papers' configs, built with files of the official layouts at their published sizes."""
+"""The papers' configs, built with files of the official layouts."""
 
 from __future__ import annotations
 

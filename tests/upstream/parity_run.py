@@ -1,9 +1,10 @@
 """Each method of ``upstream/methods`` beside ours, in one process of the patched solo-learn.
 
-Run as a program, it writes to the file of its argument what was registered and, for every case of
-:data:`CASES`, by how much the two forms differ: gradients and losses above 1 relative, the rest
-absolutely. Upstream's form trains first. Ours starts each of the steps from its state, so that
-every step is compared by itself, and what a step writes into queues is compared before the next.
+Run as a program, it writes to the file of its argument what was registered, which patches of ours
+replace something there, and, for every case of :data:`CASES`, by how much the two forms differ:
+gradients and losses above 1 relative, the rest absolutely. Upstream's form trains first. Ours
+starts each of the steps from its state, so that every step is compared by itself, and what a step
+writes into queues is compared before the next.
 """
 
 from __future__ import annotations
@@ -600,8 +601,19 @@ METHODS_CASES = {
 CASES = {**LOSSES, **METHODS_CASES}
 
 
+def applied() -> dict[str, tuple[bool, str]]:
+    """Applies each patch of ours; whether it replaced something, or why it could not."""
+    from solo_ext import host
+    from solo_ext.host.patches import PATCHES
+
+    host.load()
+    for patch in PATCHES.values():
+        patch.apply()
+    return {patch.name: (bool(patch.undo), patch.error) for patch in PATCHES.values()}
+
+
 def main(output: str) -> None:
-    """Runs all cases and writes what they found."""
+    """Runs all cases, applies our patches after them, and writes what was found."""
     from solo_ext.plugin import register
 
     register()
@@ -622,7 +634,7 @@ def main(output: str) -> None:
         name: [METHODS[name].__module__, METHODS[f"solo_ext/{name}"].__module__] for name in NEW
     }
     losses = {name: getattr(solo.losses, f"{name}_loss_func").__module__ for name in NEW[:-1]}
-    found = {"methods": registered, "losses": losses, "results": results}
+    found = {"methods": registered, "losses": losses, "results": results, "patches": applied()}
     Path(output).write_text(json.dumps(found))
 
 

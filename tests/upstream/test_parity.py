@@ -1,4 +1,4 @@
-"""The methods of upstream/methods beside ours, on solo-learn's main with these patches."""
+"""What is ours beside upstream/methods and fixes, on solo-learn's main with these patches."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from solo_ext.host import patches
+from tests import forks
 from tests.upstream import parity_run, ranks_run
 
 ROOT = Path(__file__).parents[2]
@@ -20,15 +22,11 @@ PATCHES = sorted((ROOT / "upstream" / "methods").iterdir())
 pytestmark = pytest.mark.upstream
 
 
-def run(patched: Path, folder: Path, *words: object, **environment: str) -> None:
+def run(patched: Path, folder: Path, *words: object) -> None:
     """Runs a program with the patched tree and the plugin."""
     path = os.pathsep.join([str(patched), str(ROOT)])
-    subprocess.run(
-        [sys.executable, *map(str, words)],
-        check=True,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        cwd=folder,
-    )
+    env = {**os.environ, "PYTHONPATH": path, "SOLO_LEARN_ROOT": str(patched)}
+    subprocess.run([sys.executable, *map(str, words)], check=True, env=env, cwd=folder)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +65,25 @@ def test_the_host_s_methods_stay(found: dict[str, Any]) -> None:
         assert ours.startswith("solo_ext.methods")
     for name, module in found["losses"].items():
         assert module == f"solo.losses.{name}"
+
+
+@pytest.mark.slow
+def test_patches_of_ours_step_aside(found: dict[str, Any], tree: Path) -> None:
+    """In the tree as it is all are applied, in the patched one none that has a fix there."""
+    code = "import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])['applied']()))"
+    # The path of the other tests on this tree, whose server of forks this one can have, too.
+    env = {**os.environ, "PYTHONPATH": str(tree), "SOLO_LEARN_ROOT": str(tree)}
+    done = forks.run("-c", code, parity_run.__file__, env=env)
+    assert not done.returncode, done.stderr
+    before: dict[str, tuple[bool, str]] = json.loads(done.stdout)
+    after: dict[str, tuple[bool, str]] = found["patches"]
+    assert not [name for name, (_, error) in (*before.items(), *after.items()) if error]
+    fixed = {patch.name for patch in patches.PATCHES.values() if patch.fix}
+    needed = {name for name, (is_applied, _) in before.items() if is_applied}
+    assert fixed <= needed
+    # Of the comparison of runs, what is left is a key of the plugin's own.
+    left = {name for name, (is_applied, _) in after.items() if is_applied}
+    assert left == needed - fixed | {"auto-resume"}
 
 
 def table(text: str, begin: str) -> list[list[str]]:

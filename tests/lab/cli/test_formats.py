@@ -22,7 +22,7 @@ from PIL import Image
 from torchvision import datasets
 
 from tests.conftest import json_lines, packed
-from tests.lab.cli.conftest import Command, document
+from tests.lab.cli.conftest import Command, document, run_command
 
 CLASSES, PER_CLASS, BATCH = ("ant", "bee", "cat"), {"train": 12, "val": 5}, 16
 LABELLED, UNLABELLED, TEST = 24, 40, 12
@@ -167,27 +167,45 @@ def stl10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+Found = tuple[list[float], list[dict[str, Any]], list[int]]
+"""Losses, results of kNN, and numbers of images."""
+
+
+def found_with(
+    command: Command, make: Callable[[Path], dict[str, str]], kind: str, root: Path
+) -> Found:
+    given = ["data.dataset=custom", f"data.format={kind}"]
+    given += [f"+data.huggingface.cache_dir={root}/cache"] if kind == "huggingface" else []
+    record, lines = measured(command, "digits/debiased", root, make(root), *OF_FILES, *given)
+    losses = [line["train_debiased_loss"] for line in lines if "train_debiased_loss" in line]
+    return losses, record["results"], [record[split]["images"] for split in ("train", "test")]
+
+
+@pytest.fixture(scope="module")
+def of_folders(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What class folders give."""
+    root = tmp_path_factory.mktemp("folder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        return found_with(run_command, folder, "image_folder", root)
+
+
 @pytest.mark.parametrize(
     ("make", "kind"),
     [(h5, "h5"), (saved, "huggingface"), (parquet, "huggingface")],
     ids=["h5", "saved table", "parquet"],
 )
 def test_trains_and_measures_what_class_folders_do(
-    make: Callable[[Path], dict[str, str]], kind: str, command: Command, tmp_path: Path
+    make: Callable[[Path], dict[str, str]],
+    kind: str,
+    of_folders: Found,
+    command: Command,
+    tmp_path: Path,
 ) -> None:
     """The same images in the same order: the same losses and the same scores."""
-    found = []
-    for name, place, form in (("it", make, kind), ("folder", folder, "image_folder")):
-        root = tmp_path / name
-        root.mkdir()
-        given = ["data.dataset=custom", f"data.format={form}"]
-        given += [f"+data.huggingface.cache_dir={root}/cache"] if form == "huggingface" else []
-        record, lines = measured(command, "digits/debiased", root, place(root), *OF_FILES, *given)
-        losses = [line["train_debiased_loss"] for line in lines if "train_debiased_loss" in line]
-        counts = [record[split]["images"] for split in ("train", "test")]
-        found.append((losses, record["results"], counts))
-    assert found[0] == found[1]
-    losses, results, counts = found[0]
+    found = found_with(command, make, kind, tmp_path)
+    assert found == of_folders
+    losses, results, counts = found
     assert losses
     assert results[0]["acc1"] > 90
     assert counts[1] == len(CLASSES) * PER_CLASS["val"]

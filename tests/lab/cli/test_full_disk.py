@@ -139,5 +139,5 @@ def test_pretrain_and_benchmark(
         use_up(disk)
         words = command_of(make_config("simclr"), tmp_path, disk / "run")
         assert_one_line(command(*words))
-        assert_one_line(command("benchmark", "run", "digits", f"--out={disk}"))
+        assert_one_line(command("benchmark", "run", "demo", f"--out={disk}"))
         shutil.rmtree(disk, ignore_errors=True)

@@ -26,7 +26,8 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_whole_way(photos: Path, command: Command) -> None:
-    done = command("pretrain", "photos", *TINY, "max_epochs=3", "--run-dir", "run")
+    small = ("max_epochs=2", "+backbone.kwargs.stem_width=8")
+    done = command("pretrain", "photos", *TINY, *small, "--run-dir", "run")
     assert done.code == 0, done.err
     assert "images  61 in " in done.out
     assert "hidden files passed over: 1" in done.out
@@ -39,7 +40,7 @@ def test_the_whole_way(photos: Path, command: Command) -> None:
     assert "acc1" not in done.err
     assert json.loads(Path("run/unreadable.jsonl").read_text())["image"].endswith("torn.jpg")
 
-    suite = command("eval", "suite", "run")
+    suite = command("eval", "suite", "run", "neighbors.queries=2")
     assert suite.code == 0, suite.err
     for measured in ("geometry", "map", "neighbors", "views", "clusters"):
         assert measured in suite.out

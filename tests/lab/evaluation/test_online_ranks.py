@@ -65,9 +65,11 @@ class Impatient(Callback):
         limit._set_pg_timeout(timedelta(seconds=TIMEOUT))
 
 
-def slow(self: OnlineEvaluation, *given: Any) -> dict[str, float]:
-    time.sleep(1.5 * TIMEOUT)
-    return numbers(self, *given)
+def slow(self: OnlineEvaluation, module: Any, epoch: int) -> dict[str, float]:
+    # Once is enough: the limit holds in the last measurement, which is like the first.
+    if epoch == 1:
+        time.sleep(1.5 * TIMEOUT)
+    return numbers(self, module, epoch)
 
 
 def fails(self: OnlineEvaluation, *_: Any) -> dict[str, float]:

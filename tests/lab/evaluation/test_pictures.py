@@ -52,8 +52,7 @@ def test_maps(rows: Rows, tmp_path: Path) -> None:
     for row in found:
         with Image.open(tmp_path / row["picture"]) as picture:
             assert picture.format == "PNG"
-            colours = np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)
-        assert len(colours) > 50
+            assert len(picture.convert("RGB").getcolors(2**24) or ()) > 50
         assert 0.5 < row["trustworthiness"] <= 1
         assert row["images"] == 150
     assert set(PROTOCOLS["map"].headline(found)) == {"trustworthiness_pca", "trustworthiness_tsne"}

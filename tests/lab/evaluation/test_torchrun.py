@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from PIL import Image
 
 from solo_ext.lab.evaluation.suite import evaluate_suite
+from tests import forks
 
 TRAIN, VAL, CLASSES, SIDE = 8200, 60, 4, 8
 """More images to train on than one file of stored features holds, so that both processes work."""
@@ -66,15 +65,9 @@ def words(settings: dict[str, Any], prefix: str = "") -> list[str]:
 def torchrun(protocol: str, settings: dict[str, Any], cwd: Path) -> Any:
     """``torchrun --nproc_per_node 2 solo-ext eval PROTOCOL --json``."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    command = ("-m", "solo_ext.lab.cli.main", "eval", protocol, MODEL, "--json")
-    return subprocess.run(
-        [sys.executable, *launcher, *command, *words(settings)],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = (*forks.SOLO_EXT, "eval", protocol, MODEL, "--json")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return forks.run(*launcher, *command, *words(settings), cwd=cwd, env=env, timeout=300)
 
 
 @pytest.mark.slow

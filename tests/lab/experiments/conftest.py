@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from solo_ext.lab.experiments.work import work
+from tests.digits import few_digits
 
 TINY: dict[str, Any] = {
     "title": "tiny",
@@ -18,6 +19,7 @@ TINY: dict[str, Any] = {
             "changes": [
                 "accelerator=cpu",
                 "backbone.kwargs.channels=[8,8,8,8]",
+                "backbone.kwargs.stem_width=8",
                 "data.fraction=0.2",
                 "data.augmentation=batch",
                 "optimizer.batch_size=64",
@@ -35,6 +37,19 @@ TINY: dict[str, Any] = {
     },
     "evaluation": {"knn": {"k": [5], "temperature": [0.07]}},
 }
+
+
+@pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``SOLO_EXT_DATA`` with all digits to train on and few to test on."""
+    return few_digits(tmp_path_factory.mktemp("few"), train=140, val=6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_digits(few: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOLO_EXT_DATA", str(few))
+        yield
 
 
 @pytest.fixture

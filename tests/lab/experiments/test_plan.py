@@ -56,7 +56,7 @@ def test_kinds_and_configs(tiny: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_a_key_is_of_what_decides_the_numbers(tiny: dict[str, Any]) -> None:
     def key(**change: Any) -> str:
-        return planned(tiny, **({"seeds": [1]} | change))[0].key
+        return planned(tiny, **({"seeds": [1], "default_rows": ["simclr"]} | change))[0].key
 
     first, changes = key(), tiny["datasets"]["digits"]["changes"]
 
@@ -90,7 +90,7 @@ def test_not_where_the_images_lie_but_which_they_are_is_part_of_a_key(
             *(f"data.{split}_path={tmp_path}/{name}/{split}" for split in ("train", "val")),
             "optimizer.batch_size=8",
         ]
-        return planned(tiny)[0].key
+        return planned(tiny, default_rows=["simclr"], seeds=[1])[0].key
 
     assert key("a") == key("b")
     assert len({key("c"), key("d", "train"), key("e", "val")}) == 3
@@ -98,6 +98,7 @@ def test_not_where_the_images_lie_but_which_they_are_is_part_of_a_key(
 
 def test_devices_share_the_batch(tiny: dict[str, Any]) -> None:
     """A run on two is the run on one, but for the order of its sums."""
+    tiny |= {"default_rows": ["simclr"], "seeds": [1]}
     (alone, *_), (pair, *_) = (make_plan(checked_benchmark(tiny), devices=n) for n in (1, 2))
     assert alone.config["optimizer"]["batch_size"] == 2 * pair.config["optimizer"]["batch_size"]
     assert alone.config["optimizer"]["lr"] == pair.config["optimizer"]["lr"]
@@ -152,8 +153,8 @@ def test_a_row_may_name_a_teacher_of_its_own(tiny: dict[str, Any], tmp_path: Pat
         kwargs = "layout: timm, model: resnet10t, model_kwargs: {channels: [8, 8, 8, 8]}"
         own = f"method_kwargs.teacher={{{kwargs}, path: {tmp_path / file}}}"
         rows = {"teacher": {"config": "teacher"}, "own": {"config": "seed", "changes": [own]}}
-        runs = planned(tiny, rows={**tiny["rows"], **rows}, teacher="teacher", seeds=[1])
-        found = next(run for run in runs if run.row == "own")
+        change = {"rows": {**tiny["rows"], **rows}, "default_rows": ["own"], "seeds": [1]}
+        (found,) = planned(tiny, teacher="teacher", **change)
         return found.teacher, found.key
 
     first = key("a.safetensors")
@@ -277,7 +278,8 @@ def test_a_key_is_of_the_code_of_another_packages_method(
     theirs = replace(METHODS["debiased"], target=target, origin="theirs")
 
     def keys() -> dict[str, str]:
-        return {run.row: run.key for run in planned(tiny, seeds=[1])}
+        rows = ["simclr", "debiased"]
+        return {run.row: run.key for run in planned(tiny, default_rows=rows, seeds=[1])}
 
     ours = keys()
     monkeypatch.setitem(METHODS, "debiased", theirs)
@@ -307,16 +309,17 @@ def staged(tiny: dict[str, Any], **change: Any) -> dict[str, Any]:
 
 def test_stages_in_their_order_each_run_once(tiny: dict[str, Any]) -> None:
     settings = checked_benchmark(staged(tiny))
-    cells = [(r.budget, r.row, r.seed) for r in make_plan(settings)]
+    plan = make_plan(settings)
+    cells = [(r.budget, r.row, r.seed) for r in plan]
     first = [("short", row, 1) for row in ("debiased", "simclr", "barlow")]
     assert cells == [*first, ("long", "simclr", 2), ("long", "simclr", 1)]
-    assert [run.minutes for run in make_plan(settings)] == [2.0] * 3 + [None] * 2
+    assert [run.minutes for run in plan] == [2.0] * 3 + [None] * 2
     (only,) = make_plan(settings, ["debiased"])
     assert only.row == "debiased"
     assert {r.budget for r in make_plan(settings, stages=["second"])} == {"long"}
     assert {r.seed for r in make_plan(checked_benchmark(staged(tiny, seeds=[1])))} == {1}
     whole = {run.key for run in make_plan(checked_benchmark(staged(tiny, stages={})))}
-    assert {run.key for run in make_plan(settings)} < whole
+    assert {run.key for run in plan} < whole
 
 
 @pytest.mark.parametrize(
@@ -365,6 +368,7 @@ def test_weights_that_runs_start_from_are_part_of_the_key(
 ) -> None:
     """By the digest of their file, wherever it lies; null is as without the setting."""
     changes = tiny["datasets"]["digits"]["changes"]
+    tiny |= {"default_rows": ["simclr"], "seeds": [1]}
 
     def key(weights: str) -> str:
         tiny["datasets"]["digits"]["changes"] = [*changes, f"backbone.weights={weights}"]

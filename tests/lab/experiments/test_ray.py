@@ -36,6 +36,14 @@ TOKEN = secrets.token_hex(32)
 
 
 @pytest.fixture
+def tiny(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Runs that are still at work half a second after a line of theirs was read."""
+    monkeypatch.delenv("SOLO_EXT_DATA")
+    tiny["datasets"]["digits"]["changes"].append("backbone.kwargs.stem_width=32")
+    return tiny
+
+
+@pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Two nodes of one CPU each, the second of which a test may kill."""
     if importlib.util.find_spec("ray") is None:

@@ -152,7 +152,9 @@ def test_told_to_end_in_the_first_epoch(
 ) -> None:
     """Twice, as an impatient user does: what is at work saves, and the next call goes on."""
     out = tmp_path / "out"
-    tiny["datasets"]["digits"]["changes"] += ["optimizer.batch_size=8", "log_every_n_steps=1"]
+    # An epoch that is not over before the signals come.
+    slow = ["optimizer.batch_size=8", "log_every_n_steps=1", "backbone.kwargs.stem_width=32"]
+    tiny["datasets"]["digits"]["changes"] += slow
     process = start(tiny | {"default_rows": ["debiased"], "seeds": [1]}, tmp_path)
 
     def trains() -> bool:
@@ -193,10 +195,13 @@ def test_killed_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
     def trained() -> int:
         return sum(len(read_jsonl(f)) for f in out.glob("runs/*/epochs.jsonl"))
 
+    moment = random.Random(seed)
+    epochs = moment.randint(1, 5)
     process = start(tiny, tmp_path)
-    while not trained() and process.poll() is None:
-        time.sleep(0.01)
-    time.sleep(random.Random(seed).uniform(0, 1))
+    while trained() < epochs and process.poll() is None:
+        time.sleep(0.002)
+    # An epoch takes a tenth of a second; five are left, and their evaluations.
+    time.sleep(moment.uniform(0, 0.2))
     assert process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -323,11 +328,15 @@ def test_a_further_node_leaves_a_baseline_to_the_first(
 
 
 @pytest.mark.slow
-def test_slurm_jobs(tmp_path: Path, tiny: dict[str, Any]) -> None:
+def test_slurm_jobs(tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same jobs as SLURM's, run by submitit as processes of this machine."""
     pytest.importorskip("submitit")
     settings = checked_benchmark(tiny | {"seeds": [1], "default_rows": ["raw-pixels"]})
-    launcher = SlurmLauncher(None, 1, tmp_path / "logs", {"timeout_min": 5}, cluster="local")
+    with monkeypatch.context() as patch:
+        # Of the jobs; what starts them on this machine imports little.
+        patch.setattr(sys, "executable", str(forks.executable(tmp_path)))
+        options = {"timeout_min": 5}
+        launcher = SlurmLauncher(None, 1, tmp_path / "logs", options, cluster="local")
     records, failed = run_benchmark(settings, make_plan(settings), tmp_path / "out", launcher)
     assert [r["row"] for r in records] == ["raw-pixels"]
     assert not failed
@@ -411,14 +420,32 @@ def test_as_many_runs_at_once_as_their_processes_have_cores(
     assert LocalLauncher(None, threads=2, devices=2).places == 2
 
 
+LAUNCHES = """
+import json, sys
+from pathlib import Path
+from solo_ext.lab.experiments.launchers import LocalLauncher
+
+failed = LocalLauncher(1, 1)([Path(folder) for folder in sys.argv[1:]], lambda: None)
+print(json.dumps({folder.name: reason for folder, reason in failed.items()}))
+"""
+
+
+def launched(*folders: Path) -> dict[str, str]:
+    """Why runs failed that a process with all that they import has started."""
+    done = forks.run("-c", LAUNCHES, *folders)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
 @pytest.mark.slow
 def test_a_process_that_fails(tmp_path: Path) -> None:
     """Its reason is the last line that it printed."""
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "planned.json").write_text("{}")
-    failed = LocalLauncher(1, 1)([tmp_path / "a", tmp_path / "b"], lambda: None)
-    assert [folder.name for folder in failed] == ["a", "b"]
+    failed = launched(tmp_path / "a", tmp_path / "b")
+    assert list(failed) == ["a", "b"]
     assert all("missing" in reason for reason in failed.values())
 
 
@@ -443,8 +470,7 @@ def test_a_run_that_fails_in_validation_ends(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "planned.json").write_text(json.dumps(asdict(planned)))
-    failed = LocalLauncher(1, 1)([folder], lambda: None)
-    assert "15.png' cannot be read" in failed[folder]
+    assert "15.png' cannot be read" in launched(folder)["run"]
 
 
 def test_a_row_that_has_another_name_now_keeps_its_runs(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,27 @@ def train_killed(config: dict[str, Any], run_dir: Path | None, step: int) -> Non
         train(config, run_dir, callbacks=[KillAt(step)])
 
 
+def whole_run(config: dict[str, Any]) -> Path:
+    """The directory of a run that was left alone, which others read too: it must stay as it is.
+
+    It writes no checkpoints within epochs, whether the config asks for them or not: to write them
+    changes nothing.
+    """
+    held = {k: v for k, v in config.get("checkpoint", {}).items() if k != "every_n_steps"}
+    return _whole_run(json.dumps({**config, "checkpoint": held}, sort_keys=True))
+
+
+@functools.cache
+def _whole_run(config: str) -> Path:
+    """Several tests compare with a run of one config, which is trained once in a process."""
+    _folders.append(tempfile.TemporaryDirectory(prefix="whole-"))
+    return train(json.loads(config), Path(_folders[-1].name) / "run").run_dir
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+"""They go when this process ends."""
+
+
 def assert_resumes(
     config: dict[str, Any], folder: Path, *kills: int, parts: dict[str, Any] | None = None
 ) -> None:
@@ -39,18 +62,17 @@ def assert_resumes(
 
     Args:
         config: of both runs.
-        folder: of their directories, ``whole`` and ``parts``.
+        folder: in which the one that is killed has its directory, ``parts``.
         kills: batches of the whole run, from 0.
         parts: another config of the one that is killed.
     """
-    train(config, folder / "whole")
     first, *later = kills
     train_killed(parts or config, folder / "parts", first)
     for step in later:
         with pytest.raises(RuntimeError, match="killed"):
             resume(folder / "parts", callbacks=[KillAt(step)])
     resume(folder / "parts")
-    assert_same_run(folder / "whole", folder / "parts")
+    assert_same_run(whole_run(config), folder / "parts")
 
 
 def weights(run_dir: Path) -> dict[str, torch.Tensor]:

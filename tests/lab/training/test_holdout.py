@@ -72,7 +72,7 @@ def test_resumed_is_the_same(more: dict[str, Any], make_config: MakeConfig, tmp_
     prepared = prepare(config)
     assert (len(prepared.train), len(prepared.val or ())) == (36, 12)
     assert_resumes(config, tmp_path, 6)
-    record = evaluate(tmp_path / "whole", "knn", {"k": [1]})
+    record = evaluate(tmp_path / "parts", "knn", {"k": [1]})
     assert (record["train"]["images"], record["test"]["images"]) == (36, 12)
 
 

@@ -19,9 +19,16 @@ from solo_ext.lab.training import cpu_precision
 from solo_ext.lab.training.cpu_precision import is_correct_in_bf16
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
+from tests import forks
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import STEPS, config_of
-from tests.lab.training.same_run import assert_resumes, assert_same_run, logged, train
+from tests.lab.training.same_run import (
+    assert_resumes,
+    assert_same_run,
+    command_of,
+    logged,
+    train,
+)
 
 FITTING = {"augmentations": [{"crop_size": 32, "num_crops": 2}], "precision": "auto"}
 """Maps of two pixels or more before every convolution with a stride."""
@@ -248,9 +255,11 @@ def test_an_e_step_of_weights_in_bfloat16(make_config: MakeConfig, tmp_path: Pat
     """Its images are of the type of the weights, as those of a step are."""
     kwargs = {"num_prototypes": [3], "queue_size": 16, "warmup_epochs": 0}
     crops = [{"crop_size": 32, "num_crops": 2}]
-    # A worker that is not forked does not know of the precision.
-    data = {"num_workers": 1, "start_method": "spawn"}
+    # A worker that is not forked from the run does not know of the precision.
+    data = {"num_workers": 1, "start_method": "forkserver"}
     given = {"data": data, "method_kwargs": kwargs, "precision": "bf16-true"}
-    run = train(make_config("pcl", augmentations=crops, **given), tmp_path / "run").run_dir
+    config, run = make_config("pcl", augmentations=crops, **given), tmp_path / "run"
+    done = forks.run(*forks.SOLO_EXT, *command_of(config, tmp_path, run))
+    assert done.returncode == 0, done.stderr[-3000:]
     logged = {k: v for line in read_jsonl(run / "metrics.jsonl") for k, v in line.items()}
     assert 0 < logged["train_proto_nce_loss"] < 10

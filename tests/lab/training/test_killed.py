@@ -13,37 +13,38 @@ import pytest
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests import forks
 from tests.conftest import MakeConfig
-from tests.lab.training.same_run import assert_same_run, command_of
+from tests.lab.training.same_run import assert_same_run, command_of, whole_run
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 RESUME = (*forks.SOLO_EXT, "pretrain", "--resume")
 
 
-def beside_a_whole_run(make_config: MakeConfig, folder: Path, **changes: Any) -> forks.Fork:
-    """A run in ``parts``, which has begun, of the same config as that which ended in ``whole``."""
+@pytest.fixture
+def config(make_config: MakeConfig) -> dict[str, Any]:
+    """Of a run with workers; without any it is a cell of the matrix, at random moments."""
     given = {"optimizer": {"batch_size": 4}, "data": {"num_workers": 2}, "max_epochs": 3}
-    config = make_config("debiased", **given, **changes)
-    whole, parts = (command_of(config, folder, folder / name) for name in ("whole", "parts"))
-    assert forks.run(*forks.SOLO_EXT, *whole).returncode == 0
-    return forks.start(*forks.SOLO_EXT, *parts)
+    return make_config("debiased", log_every_n_steps=1, **given)
 
 
-def assert_goes_on(folder: Path) -> None:
-    assert forks.run(*RESUME, folder / "parts").returncode == 0
-    assert_same_run(folder / "whole", folder / "parts")
+def started(config: dict[str, Any], parts: Path) -> forks.Fork:
+    return forks.start(*forks.SOLO_EXT, *command_of(config, parts.parent, parts))
 
 
-def test_kill_9_within_an_epoch(make_config: MakeConfig, tmp_path: Path) -> None:
-    """With workers; without any it is a cell of the matrix, at random moments."""
-    victim = beside_a_whole_run(make_config, tmp_path, checkpoint={"every_n_steps": 1})
+def assert_goes_on(config: dict[str, Any], parts: Path) -> None:
+    assert forks.run(*RESUME, parts).returncode == 0
+    assert_same_run(whole_run(config), parts)
+
+
+def test_kill_9_within_an_epoch(config: dict[str, Any], tmp_path: Path) -> None:
     parts = tmp_path / "parts"
+    victim = started(config | {"checkpoint": {"every_n_steps": 1}}, parts)
     while not list(parts.glob("*-ep=1-step=*.ckpt")):
         assert victim.poll() is None, "the run ended before it could be killed"
         time.sleep(0.002)
     os.killpg(victim.pid, signal.SIGKILL)
     victim.wait()
     assert not list(parts.glob("*-ep=2.ckpt")), "the run was over before it was killed"
-    assert_goes_on(tmp_path)
+    assert_goes_on(config, parts)
 
 
 def data_workers(pid: int) -> list[int]:
@@ -54,10 +55,10 @@ def data_workers(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children by Linux's /proc")
-def test_kill_9_of_a_data_worker(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_kill_9_of_a_data_worker(config: dict[str, Any], tmp_path: Path) -> None:
     """As the system does when memory ends: one line, a checkpoint, and the same run in the end."""
-    training = beside_a_whole_run(make_config, tmp_path, log_every_n_steps=1)
     parts = tmp_path / "parts"
+    training = started(config, parts)
     try:
         while not (parts / METRICS).is_file():
             assert training.poll() is None, "the run ended before its worker could be killed"
@@ -72,7 +73,7 @@ def test_kill_9_of_a_data_worker(make_config: MakeConfig, tmp_path: Path) -> Non
     assert line.startswith("solo-ext: a data worker was killed (SIGKILL), as the system does when")
     assert f"is saved; `solo-ext pretrain --resume {parts}` goes on" in line
     assert [held.step is None for held in checkpoints(parts)] == [False]
-    assert_goes_on(tmp_path)
+    assert_goes_on(config, parts)
 
 
 TINY = (
@@ -80,6 +81,7 @@ TINY = (
     "devices=2",
     "strategy=ddp",
     "backbone.kwargs.channels=[8,8,8,8]",
+    "backbone.kwargs.stem_width=8",
     "data.fraction=0.2",
     "optimizer.batch_size=32",
     "max_epochs=3",

@@ -374,11 +374,16 @@ def test_crops_fit_a_vision_transformer_that_teaches(album: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_runs_own_config_is_the_same_run(
-    album: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    album: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To the last bit; the model is there, and loads as is said."""
     import timm
 
+    # The page is not looked at, and what draws it compiles for seconds.
+    monkeypatch.setattr("solo_ext.lab.end_to_end.report", lambda *_, **__: None)
     done = pretrain(album, "simclr", TINY, run_dir=tmp_path / "run")
     assert "method  simclr" in capsys.readouterr().out
     config = compose(str(tmp_path / "run" / "config.yaml"))

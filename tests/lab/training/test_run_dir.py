@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from solo_ext.lab.training.run_dir import (
     read_config,
 )
 from solo_ext.lab.training.trainer import JsonLines, _loggers
+from tests import forks
 from tests.conftest import MakeConfig
 from tests.lab.training.resumable import KillAt
 from tests.lab.training.same_run import train, train_killed
@@ -367,17 +366,9 @@ def test_processes_of_torchrun(given: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     (tmp_path / "given.yaml").write_text(yaml.safe_dump(given.model_dump()))
     words = ["--standalone", "--nproc_per_node=2", "--max_restarts=1"]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", *words),
-            *(str(tmp_path / "late.py"), str(tmp_path / "given.yaml")),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    script = (tmp_path / "late.py", tmp_path / "given.yaml")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = forks.run("-m", "torch.distributed.run", *words, *script, env=env, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = sorted(line.split()[1:] for line in done.stdout.splitlines() if "took" in line)
     first = str(_choose_run_dir(given)).removesuffix("-2")

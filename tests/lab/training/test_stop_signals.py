@@ -25,7 +25,7 @@ from solo_ext.lab.training.pretrain import resume
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
 from tests import forks
 from tests.conftest import MakeConfig
-from tests.lab.training.same_run import command_of, same_weights, train
+from tests.lab.training.same_run import command_of, same_weights, train, whole_run
 from tests.scripts import run_script
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -55,7 +55,7 @@ def test_saved_then_stopped(
     """And the resumed run is the uninterrupted one; a last step is saved with its epoch."""
     config = make_config("nnclr_symmetric", max_epochs=4, checkpoint={"frequency": 100})
     handlers = [signal.getsignal(n) for n in SIGNALS]
-    train(config, tmp_path / "whole")
+    whole = whole_run(config)
     assert [signal.getsignal(n) for n in SIGNALS] == handlers
     run = tmp_path / "parts"
     with pytest.raises(StoppedBySignal, match=f"{number.name} after optimiser step {step + 1}"):
@@ -64,7 +64,7 @@ def test_saved_then_stopped(
     (held,) = [c for c in checkpoints(run) if c.epoch == 1]
     assert held.step == (None if step == 2 * STEPS - 1 else step + 1)
     resume(run)
-    assert same_weights(tmp_path / "whole", run)
+    assert same_weights(whole, run)
 
 
 def test_after_the_last_step_there_is_nothing_to_stop(
@@ -167,7 +167,7 @@ def test_no_process_ends_before_the_first_has_saved_and_asked(
     config = make_config("simclr", max_epochs=1000, devices=2, strategy="ddp")
     config["optimizer"]["batch_size"] = 8
     (tmp_path / "config.json").write_text(json.dumps(config))
-    path = queue_that(f"sleep 3\ndate +%s.%N > {tmp_path}/asked", tmp_path)
+    path = queue_that(f"sleep 1\ndate +%s.%N > {tmp_path}/asked", tmp_path)
     environment = outside_a_job() | {"PATH": path, "SLURM_JOB_ID": "17"}
     run_script(Path(__file__).with_name("stopped_run.py"), tmp_path, environment=environment)
     asked = float((tmp_path / "asked").read_text())
@@ -238,6 +238,14 @@ def test_ctrl_c_without_checkpoints(make_config: MakeConfig, tmp_path: Path) -> 
     assert "Traceback" not in shown
 
 
+def wait_until_idle(process: psutil.Process) -> None:
+    """Until it has computed next to nothing for half a second: it waits in a library's code."""
+    used, before = sum(process.cpu_times()[:2]), -1.0
+    while used - before > 0.05:
+        time.sleep(0.5)
+        used, before = sum(process.cpu_times()[:2]), used
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
@@ -250,31 +258,39 @@ def test_another_process_hangs(
     """The run says that it waits, ends by a second signal, and takes the other one along."""
     config = make_config("simclr", max_epochs=1000, devices=2, strategy="ddp", log_every_n_steps=1)
     config["optimizer"]["batch_size"] = 8
-    words = command_of(config, tmp_path, "run")
+    words, said = command_of(config, tmp_path, "run"), tmp_path / "stderr.txt"
     # What a fork starts has another parent.
-    with subprocess.Popen(
-        [sys.executable, *forks.SOLO_EXT, *words],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as started:
+    with (
+        said.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, *forks.SOLO_EXT, *words],
+            cwd=tmp_path,
+            stderr=stderr,
+            start_new_session=True,
+        ) as started,
+    ):
         try:
             while not list((tmp_path / "run").glob("*.ckpt")):
                 assert started.poll() is None
                 time.sleep(0.1)
-            (other,) = psutil.Process(started.pid).children()
+            run = psutil.Process(started.pid)
+            (other,) = run.children()
             other.suspend()
-            time.sleep(2)
+            wait_until_idle(run)
             started.send_signal(number)
-            time.sleep(3)
+            latest = time.monotonic() + 60
+            while "the run waits for" not in said.read_text():
+                assert started.poll() is None
+                assert time.monotonic() < latest, "it does not say that it waits"
+                time.sleep(0.05)
             assert started.poll() is None
             started.send_signal(number)
-            _, shown = started.communicate(timeout=10)
+            started.wait(timeout=10)
             other.wait(timeout=10)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
+    shown = said.read_text()
     assert started.returncode == 128 + number, shown
     told, last, gone = [line for line in shown.splitlines() if line.startswith("solo-ext: ")]
     waits, _, how = told.partition("; ")
