@@ -235,6 +235,14 @@ def line_of(process: forks.Fork, stream: int, text: str) -> str:
         time.sleep(0.02)
 
 
+def said_at_its_end(process: forks.Fork) -> str:
+    """Its standard error; none is left that does not end."""
+    try:
+        return process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_while_a_library_waits_in_c(name: str, free_port: int) -> None:
@@ -245,7 +253,7 @@ def test_a_signal_while_a_library_waits_in_c(name: str, free_port: int) -> None:
     time.sleep(1.0)
     assert process.poll() is None
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    errors = said_at_its_end(process)
     assert process.returncode == 128 + number
     what = "interrupted" if name == "SIGINT" else f"stopped by {name}"
     assert errors.splitlines()[-1] == (
@@ -268,7 +276,7 @@ def test_a_signal_while_other_nodes_do_not_come(free_port: int, tmp_path: Path) 
     time.sleep(1.0)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    errors = said_at_its_end(process)
     assert process.returncode == 143
     assert "solo-ext: stopped by SIGTERM while it waited for the other processes" in errors
 
