@@ -105,6 +105,52 @@ def test_is_built_from_mains_config(make_config: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["simclr", "byol"])
+def test_rates_are_those_of_the_accumulated_batch(make_config: Any, name: str) -> None:
+    rates = {"min_lr": 0.01, "warmup_start_lr": 0.02}
+    schedule = {"name": "warmup_cosine", **rates}
+    plain, accumulated = (
+        prepared.method(prepared.cfg)
+        for prepared in (
+            prepare(make_config(name, scheduler=schedule, accumulate_grad_batches=batches))
+            for batches in (1, 2)
+        )
+    )
+    for rate in ("lr", "classifier_lr", *rates):
+        before = getattr(plain, rate)
+        assert before > 0
+        assert getattr(accumulated, rate) == pytest.approx(2 * before), rate
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", ["simclr", "byol"])
+def test_networks_see_channels_last(
+    make_config: Any, images: Path, tmp_path: Path, name: str, plain: bool
+) -> None:
+    """Large, small and validation crops, also of the momentum network, unless it is disabled."""
+    config = make_config(name, data={"val_path": str(images)})
+    config["augmentations"].append({"crop_size": 12, "num_crops": 1})
+    config["performance"] = {"disable_channel_last": plain}
+    seen = set()
+
+    class Formats(Watch):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            for network in ("backbone", "momentum_backbone"):
+                if hasattr(pl_module, network):
+                    getattr(pl_module, network).register_forward_pre_hook(
+                        lambda _, given, network=network: seen.add(
+                            (network, given[0].shape[-1], given[0].is_contiguous())
+                        )
+                    )
+
+    watch = Formats()
+    pretrain(prepare(config), run_dir=tmp_path, callbacks=[watch])
+    networks = {"backbone"} | ({"momentum_backbone"} if name == "byol" else set())
+    sides = {(network, 16) for network in networks} | {("backbone", 12)}
+    assert {(network, side) for network, side, _ in seen} >= sides
+    assert {contiguous for *_, contiguous in seen} == {plain}
+
+
+@pytest.mark.parametrize("name", ["simclr", "byol"])
 def test_validates(make_config: Any, images: Path, tmp_path: Path, name: str) -> None:
     """Classifier and online kNN on the validation images, logged under main's names."""
     config = make_config(

@@ -54,15 +54,16 @@ class Begun(UserError):
 
 
 class AtStart(Callback):
-    """Copies the weights before the first step, and ends the run."""
+    """Copies weights and random state before the first step, and ends the run."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.state = {k: v.clone() for k, v in pl_module.state_dict().items()}
+        self.state["random"] = torch.random.get_rng_state()
         raise Begun("the weights are copied")
 
 
 def at_start(config: dict[str, Any], place: Path) -> dict[str, Any]:
-    """The weights with which a run begins."""
+    """The weights and the random state with which a run begins."""
     began = AtStart()
     with pytest.raises(Begun):
         trained({**config, "checkpoint": {"enabled": False}}, place, began)
@@ -78,7 +79,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def check_start(method: str, make: MakeConfig, source: Path, place: Path) -> None:
-    """The backbones have the source's weights, everything else is as without them."""
+    """The backbones have the source's weights, all else is as without them, also what is drawn."""
     plain = at_start(make(method), place / "plain")
     began = at_start(make(method, backbone={"weights": str(source)}), place / "began")
     wanted = load_pretrained(source).backbone.state_dict()
