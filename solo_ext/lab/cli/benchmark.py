@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -16,29 +17,27 @@ from solo_ext.config.compose import apply_overrides, parse
 from solo_ext.core.errors import ConfigError
 from solo_ext.lab.cli.output import say, show
 from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, RayLauncher, SlurmLauncher
-from solo_ext.lab.experiments.pace import Pace
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
 from solo_ext.lab.experiments.records import RECORDS, Record, read_records
 from solo_ext.lab.experiments.report import differences_table, scores_table, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.settings import BenchmarkSettings, read_benchmark
-from solo_ext.lab.experiments.tuning import measured_by, search, trial_settings, write_tuned
+from solo_ext.lab.experiments.tuning import search, trial_settings, write_tuned
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     # Reading and checking the settings counts towards the limit.
-    until = None if args.within is None else time.monotonic() + 60 * args.within
+    until = math.inf if args.within is None else time.monotonic() + 60 * args.within
     settings = read_benchmark(args.config, args.overrides)
     out = Path(args.out or Path("benchmark_runs") / Path(args.config).stem)
     known = read_records(out) if (out / RECORDS).is_file() else []
-    given = args.rows, args.devices, args.nodes
-    plan = make_plan(settings, *given, stages=args.stages, records=known)
+    plan = make_plan(settings, args.rows, args.devices, args.nodes, args.stages, known)
     if args.dry_run:
         held = {record["key"] for record in known}
         missing = [run for run in plan if run.key not in held]
-        if until is None:
-            return _dry_run(settings, missing, len(missing), _minutes(missing), out)
+        if args.within is None:
+            return _dry_run(settings, missing, [], out)
         launcher = _launcher(args, settings.threads, out, until)
         assert isinstance(launcher, LocalLauncher)
         return _dry_slot(missing, launcher.places, args.within, out)
@@ -46,29 +45,20 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     return {**done, **_written(args, out, None)} if records else done
 
 
-def _minutes(runs: Sequence[PlannedRun]) -> float | None:
-    """Minutes that runs take one after the other, if the settings say so of each."""
-    declared = [run.minutes for run in runs if run.minutes is not None]
-    return sum(declared) if runs and len(declared) == len(runs) else None
-
-
 def _tune(args: argparse.Namespace) -> dict[str, Any]:
     settings = read_benchmark(args.config, args.overrides)
     trials = trial_settings(settings, args.rows)
     out = Path(args.out or Path("benchmark_runs") / f"{Path(args.config).stem}-tuning")
-    *_, whole = trials.budgets
-    names = [name for name in trials.rows if name != trials.teacher]
-    # Students of every rung have the same teacher, trained to its end.
-    plan = make_plan(trials, names, args.devices, args.nodes, whole)
+    plan = make_plan(trials, None, args.devices, args.nodes)
     if args.dry_run:
         return _dry_tune(settings, trials, plan, out)
     every: dict[str, Any] = {}
 
-    def run_all(rung: list[PlannedRun]) -> dict[str, float]:
-        done, records = _run_plan(args, trials, rung, out)
+    def run_all(so_far: BenchmarkSettings, rung: list[PlannedRun]) -> list[Record]:
+        done, records = _run_plan(args, so_far, rung, out)
         failed = [*every.get("failed", []), *done["failed"]]
         every.update(done, failed=failed)
-        return measured_by(settings, [r for r in records if r["kind"] != "teacher"])
+        return records
 
     scores = search(settings, trials, plan, run_all)
     if not scores:
@@ -85,19 +75,21 @@ def _dry_tune(
 ) -> dict[str, Any]:
     """Lists the first rung: which trials go on is not known yet, but how many at most."""
     rungs: list[list[PlannedRun]] = []
+    assert settings.tuning is not None
+    measure = settings.tuning.measure
 
-    def pretend(rung: list[PlannedRun]) -> dict[str, float]:
+    def pretend(_: BenchmarkSettings, rung: list[PlannedRun]) -> list[Any]:
         rungs.append(rung)
-        # The last trials win, so that the unchanged row goes on besides them.
-        return {run.key: float(place) for place, run in enumerate(rung)}
+        # Equal trials go on in their order, the unchanged row first; most go on besides it if
+        # it is the worst.
+        return [
+            {"row": run.row, "scores": {measure: float(not run.row.endswith(".0"))}} for run in rung
+        ]
 
     search(settings, trials, plan, pretend)
-    *_, whole = trials.budgets
-    epochs = {run.row: run.config["max_epochs"] for run in plan if run.budget == whole}
-    every = {run.key: run for rung in rungs for run in rung}.values()
-    runs = sum(run.config["max_epochs"] / epochs[run.row] for run in every)
-    minutes = None if trials.minutes is None else runs * trials.minutes
-    return _dry_run(trials, rungs[0], len(every), minutes, out)
+    first = rungs[0]
+    later = {run.key: run for rung in rungs for run in rung if run not in first}
+    return _dry_run(trials, first, list(later.values()), out)
 
 
 def _run_plan(
@@ -105,7 +97,7 @@ def _run_plan(
     settings: BenchmarkSettings,
     plan: list[PlannedRun],
     out: Path,
-    until: float | None = None,
+    until: float = math.inf,
 ) -> tuple[dict[str, Any], list[Record]]:
     launcher = _launcher(args, settings.threads, out, until)
     records, failed = run_benchmark(settings, plan, out, launcher, _progress)
@@ -130,26 +122,24 @@ def _dry_slot(missing: Sequence[PlannedRun], places: int, within: int, out: Path
 
 
 def _dry_run(
-    settings: BenchmarkSettings,
-    first: list[PlannedRun],
-    count: int,
-    minutes: float | None,
-    out: Path,
+    settings: BenchmarkSettings, runs: list[PlannedRun], later: list[PlannedRun], out: Path
 ) -> dict[str, Any]:
-    """Lists the first runs, and says how many there are and how long they take."""
-    for planned in first:
+    """Lists runs, and says how many there are with the later ones, and how long they take."""
+    for planned in runs:
         _progress(planned.folder)
-    if count > len(first):
-        _progress(f"then up to {count - len(first)} of these with more epochs")
+    if later:
+        _progress(f"then up to {len(later)} of these with more epochs")
+    every = [*runs, *later]
+    declared = [run.minutes for run in every if run.minutes is not None]
     duration = ""
-    if minutes is not None:
+    if every and len(declared) == len(every):
         cores = "a core" if settings.threads == 1 else f"{settings.threads} cores"
-        duration = f": about {minutes:.0f} minutes of {cores}"
-    _progress(f"{count} runs{duration}")
-    return {"out": str(out), "runs": [planned.folder for planned in first]}
+        duration = f": about {sum(declared):.0f} minutes of {cores}"
+    _progress(f"{len(every)} runs{duration}")
+    return {"out": str(out), "runs": [planned.folder for planned in runs]}
 
 
-def _launcher(args: argparse.Namespace, threads: int, out: Path, until: float | None) -> Launcher:
+def _launcher(args: argparse.Namespace, threads: int, out: Path, until: float) -> Launcher:
     given = {"slurm": args.slurm, "ray": args.ray}
     for name, words in given.items():
         if words and args.launcher != name:
@@ -159,9 +149,8 @@ def _launcher(args: argparse.Namespace, threads: int, out: Path, until: float | 
         why = f"a run of the launcher {args.launcher} has one node"
         raise ConfigError("--nodes", args.nodes, why, "leave it out, or add --launcher ray")
     if args.launcher == "local":
-        pace = None if until is None else Pace(until)
-        return LocalLauncher(args.parallel, threads, args.devices, pace)
-    if until is not None:
+        return LocalLauncher(args.parallel, threads, args.devices, until)
+    if until < math.inf:
         why = f"the launcher {args.launcher} has limits of its own"
         raise ConfigError("--within", args.within, why, "leave it out, or take --launcher local")
     options = OmegaConf.create({})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import multiprocessing
 import os
 import socket
@@ -46,20 +47,21 @@ class LocalLauncher:
         parallel: number of runs at once; null: as many as the GPUs, or else the cores, suffice for.
         threads: CPU threads of a run.
         devices: GPUs, or processes on a CPU, of one run.
-        pace: a time limit; runs that would not end within it are not started, or are stopped.
+        until: when the runs must have ended, as ``time.monotonic()`` counts; those that would not
+            end in time are not started, or are stopped.
 
     Raises:
         ConfigError: more devices than there are GPUs.
     """
 
     def __init__(
-        self, parallel: int | None, threads: int, devices: int = 1, pace: Pace | None = None
+        self, parallel: int | None, threads: int, devices: int = 1, until: float = math.inf
     ) -> None:
         present = torch.cuda.device_count()
         if 0 < present < devices:
             raise ConfigError("--devices", devices, f"there are {present} GPUs", "take fewer")
         self.places = parallel or present // devices or max(1, cores() // (threads * devices))
-        self.devices, self.pace = devices, pace
+        self.devices, self.pace = devices, Pace(until)
         # Libraries read the number of threads when they are imported.
         os.environ["OMP_NUM_THREADS"] = str(threads)
         self.processes = multiprocessing.get_context("forkserver")
@@ -77,45 +79,33 @@ class LocalLauncher:
                 for place in range(self.places):
                     if place in running and running[place][1].exitcode is not None:
                         folder, process = running.pop(place)
-                        failed |= (reason := _ended(folder, process.exitcode or 0))
-                        if self.pace is not None:
-                            self.pace.ends(folder, whole=not reason)
-                    if place not in running and (due := self._due(waiting)) is not None:
+                        failed |= _ended(folder, process.exitcode or 0)
+                    if place not in running and (due := self.pace.next_of(waiting)) is not None:
                         waiting.remove(due)
                         running[place] = due, self._start(due, place)
                 tick()
                 time.sleep(TICK)
                 self._keep_to_limit(running)
-                if not running and self._due(waiting) is None:
+                if not running and self.pace.next_of(waiting) is None:
                     break
         finally:
             _stop([process for _, process in running.values()])
         tick()
         return failed
 
-    def _due(self, waiting: Sequence[Path]) -> Path | None:
-        """The next run, or with a limit the next one that ends within it, if there is one."""
-        if self.pace is None:
-            return waiting[0] if waiting else None
-        return self.pace.next_of(waiting)
-
     def _keep_to_limit(self, running: dict[int, tuple[Path, ForkServerProcess]]) -> None:
         """Stops runs that would not end within the limit; they save first."""
-        if self.pace is None:
-            return
-        over, late = self.pace.left <= 0, self.pace.superfluous()
         # A run that has just ended is left to the loop.
-        places = [
-            place
-            for place, (folder, process) in running.items()
-            if (over or folder == late) and process.exitcode is None
-        ]
-        _stop([running[place][1] for place in places])
-        for place in places:
-            folder, _ = running.pop(place)
-            self.pace.stops(folder)
+        going = {place: run for place, run in running.items() if run[1].exitcode is None}
+        over, late = self.pace.left <= 0, self.pace.superfluous([f for f, _ in going.values()])
+        stopped = {place: run for place, run in going.items() if over or run[0] == late}
+        _stop([process for _, process in stopped.values()])
+        for place, (folder, _) in stopped.items():
+            running.pop(place)
             why = "the time is over" if over else "not all runs would end in time"
             logger.info(f"stopped {folder.name}: {why}; the same command goes on with it")
+        if stopped:
+            self.pace.load_changes([folder for folder, _ in running.values()])
 
     def _start(self, folder: Path, place: int) -> ForkServerProcess:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -125,8 +115,7 @@ class LocalLauncher:
             chosen = [ids[i % len(ids)] for i in range(first, first + self.devices)]
             visible = ",".join(chosen)
         refuse_link(folder / LOG).write_bytes(b"")
-        if self.pace is not None:
-            self.pace.starts(folder)
+        self.pace.starts(folder)
         process = self.processes.Process(target=work_in_process, args=(folder, visible))
         process.start()
         return process

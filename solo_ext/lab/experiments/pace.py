@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.experiments.work import EPOCHS, PLANNED
 
 AROUND = 45.0
-"""Seconds assumed for start and evaluation of a run until one has ended."""
+"""Seconds that start and evaluation of a run are assumed to take."""
 _SAVING = 40.0
 """Seconds kept for runs that are stopped to save, and for writing their records."""
 _ENOUGH = 2
 """Epochs that must be timed before a run is judged; the latest so many count."""
 
 
-@dataclass
-class _Started:
-    at: float
-    before: int
-    """Epochs that were timed before this call."""
-    judged_from: int = 0
-    """Number of the first epoch that counts: not of the first, nor of one at another load."""
-
-
-@dataclass
 class Pace:
     """Predicts when runs end, and chooses those that a time limit leaves room for.
 
     Args:
-        until: when the command has to end, as ``time.monotonic()`` counts.
+        until: when the command has to end, as ``time.monotonic()`` counts; infinity: no limit.
 
     >>> Pace(time.monotonic() + 600).left > 500
     True
     """
 
-    until: float
-    _running: dict[Path, _Started] = field(default_factory=dict)
-    _scales: list[float] = field(default_factory=list)
-    _around: list[float] = field(default_factory=list)
-    _started: int = 0
+    def __init__(self, until: float) -> None:
+        self.until = until
+        # Number of the first epoch that counts, of each run that was started: the first epoch of a
+        # process takes longer, and one that began at another load says nothing about the present.
+        self._counts_from: dict[Path, int] = {}
 
     @property
     def left(self) -> float:
@@ -53,83 +43,64 @@ class Pace:
 
     def starts(self, folder: Path) -> None:
         """Notes that a run was started."""
-        self._started += 1
-        before = len(_epochs(folder))
-        self._running[folder] = _Started(time.monotonic(), before, before + 1)
+        self._counts_from[folder] = len(_epochs(folder)) + 1
 
-    def ends(self, folder: Path, *, whole: bool) -> None:
-        """Notes that a run ended; if it is ``whole``, how long it took counts for the next ones."""
-        started, timed = self._running.pop(folder), _epochs(folder)
-        took = time.monotonic() - started.at
-        if whole and not started.before:
-            self._around.append(max(0.0, took - sum(timed)))
-            if (declared := _planned(folder)[1]) is not None:
-                self._scales.append(took / declared)
+    def load_changes(self, running: Sequence[Path]) -> None:
+        """Notes that epochs which these runs have begun do not count any more."""
+        self._counts_from |= {folder: len(_epochs(folder)) + 1 for folder in running}
 
-    def stops(self, folder: Path) -> None:
-        """Notes that a run was stopped; epochs that the others have begun do not count any more."""
-        self._running.pop(folder)
-        for other, started in self._running.items():
-            started.judged_from = len(_epochs(other)) + 1
+    def next_of(self, waiting: Sequence[Path]) -> Path | None:
+        """The first run that is predicted to end in time.
 
-    def needs(self, folder: Path) -> float | None:
-        """Seconds that a run needs that is not running; null if nothing is known.
+        If none is by what is declared alone, the first one starts all the same: a wrong guess must
+        not leave the machine idle.
+        """
+        left = self.left
+        if left <= 0 or not waiting:
+            return None
+        if left == math.inf:
+            return waiting[0]
+        guessed = None if self._counts_from else waiting[0]
+        return next((folder for folder in waiting if self.needs(folder) <= left), guessed)
 
-        It is what the settings declare, times the ratio of measured to declared times in this call,
-        less the part that an earlier call trained.
+    def needs(self, folder: Path) -> float:
+        """Seconds that a run needs that is not running; 0 if the settings declare no minutes.
+
+        It is what they declare, times the ratio of measured to declared times in this call, less
+        the part that an earlier call trained.
         """
         epochs, declared = _planned(folder)
         if declared is None:
-            return None
+            return 0.0
         trained = min(1.0, len(_epochs(folder)) / max(1, epochs))
-        scales = self._scales or [s for f in self._running if (s := self._scale(f)) is not None]
-        whole = declared * (statistics.median(scales) if scales else 1.0)
-        return max(self._rest(), whole * (1 - trained))
+        ratios = [r for started in self._counts_from if (r := self._ratio(started)) is not None]
+        ratio = statistics.median(ratios) if ratios else 1.0
+        return max(AROUND, declared * ratio * (1 - trained))
 
-    def fits(self, folder: Path) -> bool:
-        """Whether a run that is started now is predicted to end in time."""
-        needed = self.needs(folder)
-        return self.left > 0 if needed is None else needed <= self.left
-
-    def next_of(self, waiting: Sequence[Path]) -> Path | None:
-        """The first run that fits.
-
-        If none does by what is declared alone, the first one starts all the same: a wrong guess
-        must not leave the machine idle.
-        """
-        fitting = next((folder for folder in waiting if self.fits(folder)), None)
-        guessed = not self._started and self.left > 0 and bool(waiting)
-        return waiting[0] if fitting is None and guessed else fitting
-
-    def superfluous(self) -> Path | None:
+    def superfluous(self, running: Sequence[Path]) -> Path | None:
         """The run to stop, so that others end in time: the last one, if any will not.
 
         Runs share the machine: without the last one the others are faster. The only run goes on
         until the limit, which may be more generous than the prediction.
         """
-        ending = [self._ends_in(folder) for folder in self._running]
-        late = any(seconds is not None and seconds > self.left for seconds in ending)
-        if not late or len(self._running) < 2:
+        left = self.left
+        if len(running) < 2 or left == math.inf:
             return None
-        return list(self._running)[-1]
+        ending = [seconds for folder in running if (seconds := self._ends_in(folder)) is not None]
+        return running[-1] if ending and max(ending) > left else None
 
-    def _rest(self) -> float:
-        return statistics.median(self._around) if self._around else AROUND
-
-    def _recent(self, folder: Path) -> float | None:
+    def _each(self, folder: Path) -> float | None:
         """Seconds of an epoch at the present load."""
-        timed = _epochs(folder)[self._running[folder].judged_from :]
+        timed = _epochs(folder)[self._counts_from[folder] :]
         return statistics.fmean(timed[-_ENOUGH:]) if len(timed) >= _ENOUGH else None
 
     def _ends_in(self, folder: Path) -> float | None:
-        each = self._recent(folder)
-        if each is None:
-            return None
-        return (_planned(folder)[0] - len(_epochs(folder))) * each + self._rest()
+        each, left = self._each(folder), _planned(folder)[0] - len(_epochs(folder))
+        return None if each is None else left * each + AROUND
 
-    def _scale(self, folder: Path) -> float | None:
-        """Measured by declared seconds of a running run."""
-        (epochs, declared), each = _planned(folder), self._recent(folder)
+    def _ratio(self, folder: Path) -> float | None:
+        """Measured by declared seconds of a run that was started in this call."""
+        (epochs, declared), each = _planned(folder), self._each(folder)
         return None if declared is None or each is None else (epochs * each + AROUND) / declared
 
 

@@ -73,16 +73,20 @@ def make_plan(
     rows: Sequence[str] | None = None,
     devices: int = 1,
     nodes: int = 1,
-    teacher_budget: str | None = None,
     stages: Sequence[str] | None = None,
     records: Sequence[Record] = (),
 ) -> list[PlannedRun]:
-    """Plans all runs: the teachers first, then all rows seed by seed; or stage by stage.
+    """Plans the runs stage by stage; in each the teacher first if it has a student.
 
-    ``rows`` are the default ones if none are named. The ``devices`` on each of the ``nodes`` of a
-    run share its batch. The teacher is planned too if a student is planned; it has the students'
-    own budget, or the ``teacher_budget``. The stages are those of the settings, or the named ones;
-    ``records`` say which rows a stage with ``near`` has.
+    The ``devices`` on each of the ``nodes`` of a run share its batch.
+
+    Args:
+        settings: the benchmark.
+        rows: only these; null: all.
+        devices: of a run, on each of its nodes.
+        nodes: of a run.
+        stages: only these; null: all.
+        records: those that are known, which say which rows a stage with ``near`` has.
 
     Raises:
         ConfigError: an unknown row or stage, two equal rows, or an invalid config.
@@ -92,60 +96,26 @@ def make_plan(
     >>> [(run.row, run.seed) for run in plan]
     [('teacher', 0), ('simclr', 1), ('seed', 1)]
     """
-    if rows is not None:
-        settings.check_rows("--rows", rows)
-    found: list[PlannedRun] = []
-    every = _stages(settings, rows, teacher_budget, stages)
-    for dataset in settings.datasets:
-        for stage in every:
-            names = stage.rows
-            if stage.near is not None:
-                names = _near(settings, dataset, stage, records)
-            found += _stage(settings, dataset, stage, names, (devices, nodes))
-    first: dict[str, PlannedRun] = {}
-    for run in found:
-        other = first.setdefault(run.key, run)
-        if other.folder != run.folder:
-            key = next(k for k in ("row", "budget", "dataset") if vars(other)[k] != vars(run)[k])
-            same = [vars(other)[key], vars(run)[key]]
-            remedy = "leave one of them out, or change it"
-            raise ConfigError(f"{key}s", same, "are the same run", remedy)
-    planned = list(first.values())
-    if settings.stages:
-        return planned
-    order = {seed: place for place, seed in enumerate(settings.seeds)}
-    return sorted(planned, key=lambda run: -1 if run.kind == "teacher" else order[run.seed])
-
-
-def _stages(
-    settings: BenchmarkSettings,
-    rows: Sequence[str] | None,
-    teacher_budget: str | None,
-    named: Sequence[str] | None,
-) -> list[Stage]:
-    """The stages to run, of the named rows alone; without stages, one for each budget."""
-    for name in named or ():
+    settings.check_rows("--rows", rows or [])
+    for name in stages or ():
         if name not in settings.stages:
             remedy = suggest_name(name, settings.stages) if settings.stages else "leave it out"
             raise ConfigError("--stages", name, "no such stage", remedy)
-    if not settings.stages:
-        names = list(rows if rows is not None else settings.default_rows or settings.rows)
-        return [
-            # Not validated: of a search no row may be there by default.
-            Stage.model_construct(
-                budget=budget,
-                rows=names,
-                seeds=settings.seeds,
-                teacher_budget=teacher_budget,
-                minutes=settings.minutes,
-            )
-            for budget in settings.budgets
-        ]
-    every = [stage for name, stage in settings.stages.items() if name in (named or settings.stages)]
-    if rows is None:
-        return every
-    kept = [s.model_copy(update={"rows": [r for r in s.rows if r in rows]}) for s in every]
-    return [stage for stage in kept if stage.rows]
+    every = [settings.stages[name] for name in stages] if stages else settings.every_stage()
+    found: dict[str, PlannedRun] = {}
+    for stage in every:
+        for dataset in settings.datasets:
+            names = stage.rows if stage.near is None else _near(settings, dataset, stage, records)
+            names = [name for name in names if rows is None or name in rows]
+            for run in _stage(settings, dataset, stage, names, (devices, nodes)):
+                other = found.setdefault(run.key, run)
+                if other.folder != run.folder:
+                    words = "row", "budget", "dataset"
+                    key = next(k for k in words if vars(other)[k] != vars(run)[k])
+                    same = [vars(other)[key], vars(run)[key]]
+                    remedy = "leave one of them out, or change it"
+                    raise ConfigError(f"{key}s", same, "are the same run", remedy)
+    return list(found.values())
 
 
 def _near(
@@ -179,7 +149,9 @@ def _stage(
     teacher = None
     if settings.teacher is not None and any(settings.rows[n].baseline is None for n in names):
         of = stage.teacher_budget or stage.budget
-        taught = stage.model_copy(update={"budget": of})
+        known = [s for s in settings.every_stage() if s.budget == of]
+        minutes = known[0].minutes if known else None
+        taught = stage.model_copy(update={"budget": of, "minutes": minutes})
         (teacher,) = _runs(settings, dataset, taught, settings.teacher, shares, None)
     runs: list[PlannedRun] = []
     for name in names:
@@ -238,7 +210,7 @@ def _runs(
         taught_by = _teacher_digest(json.dumps(section))
     images = _images(run.data.model_dump_json())
     runs = []
-    for seed in settings.seeds_of(name, [s for s in stage.seeds if s in settings.seeds]):
+    for seed in settings.seeds_of(name, stage):
         given = copy.deepcopy(config) | {"seed": seed}
         runs.append(
             PlannedRun(

@@ -7,8 +7,6 @@ run that has begun and not ended: which one, and how many of its epochs it has t
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import subprocess
 from collections.abc import Mapping
@@ -172,10 +170,7 @@ def code_version() -> dict[str, Any]:
 def note_hypotheses(settings: BenchmarkSettings, folder: Path) -> None:
     """Appends a line for every hypothesis that is new or changed, before any run is started.
 
-    A line has the name, a digest of what decides the verdict, the hypothesis and the time (UTC).
-    The digest leaves out its wording, ``source``, ``expected`` and ``note``. It leaves out
-    ``isolates`` too: narrowing it is no change, because fewer comparisons then decide, but widening
-    it is one.
+    A line has the name, the hypothesis and the time (UTC).
 
     >>> import tempfile
     >>> from solo_ext.lab.experiments.settings import read_benchmark
@@ -187,12 +182,7 @@ def note_hypotheses(settings: BenchmarkSettings, folder: Path) -> None:
     known = times_written(settings, folder)
     written = datetime.now(UTC).isoformat(timespec="seconds")
     lines = [
-        {
-            "name": name,
-            "digest": _digest(hypothesis),
-            "hypothesis": hypothesis.model_dump(exclude={"note"}),
-            "written": written,
-        }
+        {"name": name, "hypothesis": hypothesis.model_dump(exclude={"note"}), "written": written}
         for name, hypothesis in settings.hypotheses.items()
         if name not in known
     ]
@@ -203,6 +193,9 @@ def note_hypotheses(settings: BenchmarkSettings, folder: Path) -> None:
 def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
     """When each hypothesis was last changed; omits one whose current form was never noted.
 
+    Other words of a claim are no change. Narrowing ``isolates`` is none either, because fewer
+    comparisons then decide, but widening it is one.
+
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> times_written(read_benchmark("claims_e2"), Path("nowhere"))
     {}
@@ -211,19 +204,13 @@ def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
     return {
         name: str(last[name]["written"])
         for name, hypothesis in settings.hypotheses.items()
-        if name in last and _is_noted(hypothesis, last[name])
+        if name in last and _is_noted(hypothesis, last[name].get("hypothesis") or {})
     }
 
 
-def _is_noted(hypothesis: Hypothesis, line: Mapping[str, Any]) -> bool:
-    noted, isolates = (line.get("hypothesis") or {}).get("isolates"), hypothesis.isolates
-    widened = noted is not None and (isolates is None or not set(isolates) <= set(noted))
-    return not widened and line.get("digest") == _digest(hypothesis)
-
-
-def _digest(hypothesis: Hypothesis) -> str:
-    deciding = hypothesis.model_dump(exclude={"note", "claim", "source", "expected", "isolates"})
-    # Digest 0.0 as 0: a given margin is a float, but stored settings leave out the default 0.
-    deciding["margin"] = deciding["margin"] or 0
-    text = json.dumps(deciding, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _is_noted(hypothesis: Hypothesis, noted: Mapping[str, Any]) -> bool:
+    before, now = noted.get("isolates"), hypothesis.isolates
+    if before is not None and (now is None or not set(now) <= set(before)):
+        return False
+    words = {"claim", "source", "expected", "note", "isolates"}
+    return hypothesis.model_dump(exclude=words).items() <= noted.items()

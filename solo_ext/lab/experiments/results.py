@@ -174,28 +174,20 @@ class Results:
         return [row for row, mean in means.items() if mean == max(means.values())]
 
     def missing(self, place: Place) -> dict[str, list[int]]:
-        """Seeds of the settings without a record, by row.
+        """Seeds of the stages of a place without a record, by row.
 
-        With stages, those of the stages of the place; which rows a stage with ``near`` has is known
-        only when it is run, so its seeds do not count.
+        Which rows a stage with ``near`` has is known only when it is run, so its seeds do not
+        count.
         """
+        stages = [s for s in self.settings.every_stage() if (s.budget, s.near) == (place[1], None)]
         found = {}
-        if self.settings.stages:
-            staged = [s for s in self.settings.stages.values() if s.budget == place.budget]
-            for name in self.settings.rows:
-                seeds = {x for s in staged if s.near is None and name in s.rows for x in s.seeds}
-                seeds &= set(self.settings.seeds_of(name))
-                if absent := sorted(seeds - self.runs(place, name).keys()):
-                    found[name] = absent
-            return found
-        expected = self.settings.default_rows
         for name, row in self.settings.rows.items():
+            of_row = [s for s in stages if name in s.rows]
+            seeds = {seed for stage in of_row for seed in self.settings.seeds_of(name, stage)}
             held = self.runs(place, name)
             # Raw pixels do not depend on the seed: one run stands for all.
             whole = bool(held) and row.baseline == "raw-pixels"
-            asked = bool(held) or expected is None or name in expected
-            absent = [s for s in self.settings.seeds_of(name) if s not in held]
-            if absent and asked and not whole:
+            if not whole and (absent := sorted(seeds - held.keys())):
                 found[name] = absent
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from solo_ext.lab.experiments.records import (
     settings_in,
 )
 from solo_ext.lab.experiments.settings import BenchmarkSettings
-from solo_ext.lab.experiments.work import EPOCHS, LOG, PLANNED, RECORD
+from solo_ext.lab.experiments.work import CODE, EPOCHS, PLANNED, RECORD
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.lab.training.signals import StopSignals
 
@@ -120,7 +120,7 @@ def run_benchmark(
             if taught:
                 failed |= launcher([places[run.folder] for run in taught], tick)
         finally:
-            _note_unfinished(out, plan, held)
+            _note_unfinished(out)
         reasons = {folder.name: reason for folder, reason in failed.items()}
         reasons |= {
             run.folder: f"its teacher {run.teacher} failed"
@@ -130,27 +130,19 @@ def run_benchmark(
         return [held[run.key] for run in plan if run.key in held], reasons
 
 
-def _note_unfinished(out: Path, plan: Sequence[PlannedRun], held: Mapping[str, Record]) -> None:
-    """Writes which planned runs have begun and have no record, and how far they came.
-
-    Lines of runs that this call did not plan stay.
-    """
-    cells = "dataset", "budget", "row", "seed"
-    lines = {tuple(line.get(c) for c in cells): line for line in read_jsonl(out / UNFINISHED)}
-    for run in plan:
-        names = {cell: vars(run)[cell] for cell in cells}
-        lines.pop(tuple(names.values()), None)
-        folder = out / RUNS / run.folder
-        if run.key not in held and (folder / LOG).is_file():
-            epochs = len({line["epoch"] for line in read_jsonl(folder / EPOCHS)})
-            lines[tuple(names.values())] = {
-                **names,
-                "epochs": epochs,
-                "of": run.config["max_epochs"],
-            }
+def _note_unfinished(out: Path) -> None:
+    """Writes which runs have begun and not ended, and how far their run directories have come."""
+    lines = []
+    for file in sorted(out.glob(f"{RUNS}/*/{CODE}")):
+        folder = file.parent
+        if not (folder / RECORD).is_file():
+            planned = json.loads((folder / PLANNED).read_text())
+            line = {key: planned[key] for key in ("dataset", "budget", "row", "seed")}
+            line["epochs"] = len({epoch["epoch"] for epoch in read_jsonl(folder / EPOCHS)})
+            lines.append({**line, "of": planned["config"]["max_epochs"]})
     (out / UNFINISHED).unlink(missing_ok=True)
     if lines:
-        append_lines(out / UNFINISHED, list(lines.values()))
+        append_lines(out / UNFINISHED, lines)
 
 
 def _with_earlier_seeds(settings: BenchmarkSettings, out: Path) -> BenchmarkSettings:

@@ -136,7 +136,7 @@ class DatasetEntry(Section):
 
 
 class Stage(Section):
-    """Runs of one budget that belong together: some rows, with some seeds.
+    """Runs of one budget that belong together: some rows, with some seeds, seed by seed.
 
     Attributes:
         seeds: only those that the benchmark has too are run.
@@ -160,13 +160,12 @@ class Stage(Section):
 
 
 class BenchmarkSettings(Section):
-    """A grid: data sets x budgets x rows x seeds; or stages of it, one after the other.
+    """Data sets x stages; a stage is rows x seeds with one budget.
 
     Attributes:
         datasets: data sets by the name of their folder of configs.
         budgets: changes that apply to every run of a budget, by its name.
-        default_rows: rows that are run if none are named; null: all.
-        stages: parts of the grid, by name, which are run in this order; empty: the whole grid.
+        stages: by name, run in this order; empty: one for each budget, of all rows and seeds.
         teacher: the row whose run, of seed 0, is the teacher of the others.
         evaluation: settings of ``solo-ext eval suite`` after the last epoch, by protocol; null
             means a protocol's defaults.
@@ -177,8 +176,8 @@ class BenchmarkSettings(Section):
 
     >>> rows = {"pcl": {"config": "pcl", "bases": ["simclr"]}, "simclr": {"config": "simclr"}}
     >>> settings = BenchmarkSettings(title="mine", datasets={"digits": {}}, rows=rows, seeds=[1, 2])
-    >>> settings.seeds_of("pcl"), list(settings.budgets)
-    ([1, 2], ['default'])
+    >>> [(stage.budget, stage.rows, stage.seeds) for stage in settings.every_stage()]
+    [('default', ['pcl', 'simclr'], [1, 2])]
     """
 
     title: str
@@ -187,7 +186,6 @@ class BenchmarkSettings(Section):
     budgets: Annotated[dict[Name, list[str]], MinLen(1)] = {"default": []}
     seeds: Annotated[list[Seed], MinLen(1)] = [1]
     rows: Annotated[dict[Name, Row], MinLen(1)]
-    default_rows: list[Name] | None = None
     stages: dict[Name, Stage] = {}
     teacher: Name | None = None
     evaluation: Annotated[dict[str, Free | None], MinLen(1)] = {"knn": None, "linear": None}
@@ -200,7 +198,6 @@ class BenchmarkSettings(Section):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        self.check_rows("default_rows", self.default_rows or [])
         self.check_rows("teacher", [self.teacher] if self.teacher else [])
         for name, row in self.rows.items():
             self.check_rows(f"rows.{name}.bases", row.bases)
@@ -247,9 +244,18 @@ class BenchmarkSettings(Section):
         if (short := short_name(measure)) != measure:
             raise ConfigError(key, measure, "records leave acc1 out of a name", f"write {short}")
 
-    def seeds_of(self, row: str, seeds: Sequence[int] | None = None) -> list[int]:
-        """Seeds of a row's runs, all or the given ones; 0 for the teacher, which all share."""
-        return [0] if row == self.teacher else list(self.seeds if seeds is None else seeds)
+    def every_stage(self) -> list[Stage]:
+        """The stages; if there are none, one for each budget, of all rows and seeds."""
+        return list(self.stages.values()) or [
+            Stage(budget=budget, rows=list(self.rows), seeds=self.seeds, minutes=self.minutes)
+            for budget in self.budgets
+        ]
+
+    def seeds_of(self, row: str, stage: Stage | None = None) -> list[int]:
+        """Seeds of a row's runs, all or those of a stage; 0 for the teacher, which all share."""
+        if row == self.teacher:
+            return [0]
+        return [seed for seed in (stage or self).seeds if seed in self.seeds]
 
 
 def short_name(score: str) -> str:

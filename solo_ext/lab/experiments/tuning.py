@@ -22,6 +22,7 @@ from solo_ext.lab.experiments.settings import (
     DatasetEntry,
     Dimension,
     Row,
+    Stage,
     Tuning,
 )
 
@@ -34,7 +35,8 @@ def trial_settings(
 ) -> BenchmarkSettings:
     """A benchmark whose rows are the trials, ``<row>.<number>``; number 0 is the unchanged row.
 
-    Its budgets are the rungs, such as ``5-epochs``, and last the one of the benchmark itself.
+    Its stages are the rungs, such as ``5-epochs``, and last the budget of the benchmark itself;
+    every trial is in each of them.
 
     Trial n of a row is the n-th point of a scrambled Sobol sequence, whatever earlier trials
     scored: trials can run side by side, and a stopped search continues unchanged. A trial whose
@@ -63,7 +65,7 @@ def trial_settings(
         if row.baseline is None and name != settings.teacher
     ]
     (dataset,), ((budget, of_all),) = settings.datasets, settings.budgets.items()
-    trials: dict[str, Row] = {}
+    trials, epochs = dict[str, Row](), 1
     for name in rows or trainable:
         if name not in trainable:
             listed = ", ".join(trainable)
@@ -75,11 +77,11 @@ def trial_settings(
             config = composed(settings, dataset, budget, trial)
             if tuning.rungs:
                 _check_rungs(tuning.rungs, name, config)
+            epochs = max(epochs, config["max_epochs"])
             if config not in tried:
                 tried.append(config)
                 trials[f"{name}.{number}"] = trial
-    if settings.teacher is not None:
-        trials[settings.teacher] = settings.rows[settings.teacher]
+    rungs = {f"{n}-epochs": n for n in tuning.rungs} | {budget: epochs}
     return settings.model_copy(
         update={
             "title": f"{settings.title}, tuning",
@@ -88,13 +90,22 @@ def trial_settings(
                 for name, entry in settings.datasets.items()
             },
             "budgets": {
-                **{f"{n}-epochs": [*of_all, f"max_epochs={n}"] for n in tuning.rungs},
-                budget: of_all,
+                name: of_all if name == budget else [*of_all, f"max_epochs={n}"]
+                for name, n in rungs.items()
             },
             "seeds": [0],
-            "rows": trials,
-            # Of trials that a rung ends no run is missing.
-            "default_rows": [] if tuning.rungs else [n for n in trials if n != settings.teacher],
+            "rows": {**trials, **{n: r for n, r in settings.rows.items() if n == settings.teacher}},
+            "stages": {
+                name: Stage(
+                    budget=name,
+                    rows=list(trials),
+                    seeds=[0],
+                    # One teacher, trained to its end, has the students of every rung.
+                    teacher_budget=settings.teacher and budget,
+                    minutes=settings.minutes and settings.minutes * n / epochs,
+                )
+                for name, n in rungs.items()
+            },
             "hypotheses": {},
             "tuning": None,
         }
@@ -119,74 +130,69 @@ def search(
     settings: BenchmarkSettings,
     trials: BenchmarkSettings,
     plan: Sequence[PlannedRun],
-    run_all: Callable[[list[PlannedRun]], Mapping[str, float]],
+    run_all: Callable[[BenchmarkSettings, list[PlannedRun]], Sequence[Record]],
 ) -> dict[str, float]:
     """Runs all rungs, each with the trials that the one before let go on.
 
     Args:
         settings: the benchmark that is tuned.
         trials: what :func:`trial_settings` made of it.
-        plan: the runs of all trials in all rungs, and the teacher's.
-        run_all: executes the teacher and the trials of a rung, and returns the scores of the
-            trials by the keys of their runs; a trial that failed has none.
+        plan: its runs.
+        run_all: executes the teacher and the trials of a rung, and returns their records; a trial
+            that failed has none. Its first argument is ``trials`` with the rungs so far, each with
+            the trials that came so far.
 
     Returns:
         The scores of the last rung by trial; empty if no trial of some row had one in a rung.
+
+    Raises:
+        ConfigError: the evaluation does not give the measure.
 
     >>> from solo_ext.lab.experiments.plan import make_plan
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> tuning = ["tuning.trials=4", "+tuning.rungs=[20]"]
     >>> settings = read_benchmark("digits", tuning)
     >>> trials = trial_settings(settings, ["simclr"])
-    >>> plan = make_plan(trials, ["simclr.0", "simclr.1", "simclr.3"])
-    >>> def run_all(rung):
+    >>> def run_all(so_far, rung):
     ...     print([run.row for run in rung], rung[0].config["max_epochs"])
-    ...     return {run.key: run.config["optimizer"]["lr"] for run in rung}
-    >>> search(settings, trials, plan, run_all)
-    ['simclr.0', 'simclr.1', 'simclr.3'] 20
+    ...     score = lambda run: {"linear": run.config["optimizer"]["lr"]}
+    ...     return [{"row": run.row, "scores": score(run)} for run in rung]
+    >>> search(settings, trials, make_plan(trials), run_all)
+    ['simclr.0', 'simclr.1', 'simclr.2', 'simclr.3'] 20
     ['simclr.0', 'simclr.1'] 40
     {'simclr.0': 0.05799, 'simclr.1': 0.6392}
     """
-    teachers = [run for run in plan if run.kind == "teacher"]
-    alive = {run.row for run in plan} - {run.row for run in teachers}
-    scores: dict[str, float] = {}
-    for budget in trials.budgets:
-        rung = [run for run in plan if run.budget == budget and run.row in alive]
-        by_key = run_all([*teachers, *rung])
-        scores = {run.row: by_key[run.key] for run in rung if run.key in by_key}
+    measure = _tuning(settings).measure
+    scores = dict.fromkeys((run.row for run in plan if run.kind != "teacher"), 0.0)
+    stages: dict[str, Stage] = {}
+    for name, stage in trials.stages.items():
+        alive = _best_trials(scores, measure) if stages else [*scores]
+        stages[name] = stage.model_copy(update={"rows": alive})
+        of_rung = [r for r in plan if r.kind == "teacher" or (r.budget == name and r.row in alive)]
+        so_far, scores = trials.model_copy(update={"stages": dict(stages)}), {}
+        for record in run_all(so_far, of_rung):
+            if record["row"] in alive:
+                scores[record["row"]] = _score(record, measure)
         if {_row_of(trial) for trial in scores} != {_row_of(trial) for trial in alive}:
             return {}
-        alive = _best_trials(scores, _tuning(settings).measure)
     return scores
 
 
-def _best_trials(scores: Mapping[str, float], measure: str) -> set[str]:
+def _score(record: Record, measure: str) -> float:
+    if measure not in record["scores"]:
+        listed = ", ".join(record["scores"])
+        problem = "the evaluation does not give it"
+        raise ConfigError("tuning.measure", measure, problem, f"allowed: {listed}")
+    return record["scores"][measure]
+
+
+def _best_trials(scores: Mapping[str, float], measure: str) -> list[str]:
     """The best of each row's trials, and the unchanged row, than which another must be better."""
     found = set()
     for of_row in _ranking(scores, measure):
         best = of_row[: math.ceil(_GOES_ON * len(of_row))]
         found |= {*best, *(t for t in of_row if t.endswith(".0"))}
-    return found
-
-
-def measured_by(settings: BenchmarkSettings, records: Sequence[Record]) -> dict[str, float]:
-    """Scores by the measure of the tuning, by the keys of the runs.
-
-    Raises:
-        ConfigError: the evaluation does not give the measure.
-
-    >>> from solo_ext.lab.experiments.settings import read_benchmark
-    >>> record = {"key": "0f3a", "scores": {"linear": 52.5, "knn": 49.0}}
-    >>> measured_by(read_benchmark("claims_e9"), [record])
-    {'0f3a': 52.5}
-    """
-    measure = _tuning(settings).measure
-    for record in records:
-        if measure not in record["scores"]:
-            listed = ", ".join(record["scores"])
-            problem = "the evaluation does not give it"
-            raise ConfigError("tuning.measure", measure, problem, f"allowed: {listed}")
-    return {record["key"]: record["scores"][measure] for record in records}
+    return [trial for trial in scores if trial in found]
 
 
 def write_tuned(

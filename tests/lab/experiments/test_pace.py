@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -49,17 +50,19 @@ def trained(folder: Path, *seconds: float) -> None:
 
 def test_declared_minutes_decide_while_nothing_is_measured(tmp_path: Path, clock: Clock) -> None:
     limit = Pace(clock.now + 120)
-    fits, long, unknown = (
+    first, fits, long, unknown = (
         run(tmp_path, name, minutes=minutes)
-        for name, minutes in (("a", 2.0), ("b", 2.1), ("c", None))
+        for name, minutes in (("a", 2.0), ("b", 2.0), ("c", 2.1), ("d", None))
     )
-    assert [limit.fits(f) for f in (fits, long, unknown)] == [True, False, True]
+    limit.starts(first)
+    chosen = [limit.next_of([folder]) for folder in (fits, long, unknown)]
+    assert chosen == [fits, None, unknown]
     clock.now += 120
-    assert not any(limit.fits(f) for f in (fits, long, unknown))
+    assert not any(limit.next_of([folder]) for folder in (fits, long, unknown))
 
 
 def test_what_was_measured_corrects_what_was_declared(tmp_path: Path, clock: Clock) -> None:
-    """Epochs of runs at work first, then whole runs."""
+    """Runs of this call, also those that have ended."""
     limit = Pace(clock.now + 1000)
     first, other, waiting = (run(tmp_path, name) for name in "abc")
     limit.starts(first)
@@ -68,16 +71,16 @@ def test_what_was_measured_corrects_what_was_declared(tmp_path: Path, clock: Clo
     assert limit.needs(waiting) == 120
     # Two more epochs of 19.5 s: ten take 195 s, and with start and evaluation twice the 120 s.
     trained(first, 19.5)
-    assert limit.needs(waiting) == pytest.approx(195 + AROUND)
-    clock.now += 300
-    limit.ends(first, whole=True)
-    assert limit.needs(waiting) == pytest.approx(300)
+    assert limit.needs(waiting) == pytest.approx(195 + AROUND) == 240
+    # The other one takes 39 s an epoch: the median of 240 and 435 s.
+    trained(other, *[39.0] * 10)
+    assert limit.needs(waiting) == pytest.approx(337.5)
     # Half of its epochs were trained by an earlier call.
     trained(waiting, *[9.0] * 5)
-    assert limit.needs(waiting) == pytest.approx(max(150, 300 - 89))
+    assert limit.needs(waiting) == pytest.approx(337.5 / 2)
     # Of the last epoch at least the evaluation is left.
     trained(waiting, *[9.0] * 5)
-    assert limit.needs(waiting) == pytest.approx(300 - 89)
+    assert limit.needs(waiting) == AROUND
 
 
 def test_a_wrong_guess_does_not_leave_the_machine_idle(tmp_path: Path, clock: Clock) -> None:
@@ -88,18 +91,23 @@ def test_a_wrong_guess_does_not_leave_the_machine_idle(tmp_path: Path, clock: Cl
     assert limit.next_of([first, other]) == first
     limit.starts(first)
     assert limit.next_of([other]) is None
+    # Measured, it takes 5 s.
+    trained(first, *[0.5] * 10)
     clock.now += 10
-    limit.ends(first, whole=True)
     assert limit.next_of([other]) == other
     assert Pace(clock.now).next_of([other]) is None
 
 
-def test_a_failed_run_says_nothing_about_time(tmp_path: Path, clock: Clock) -> None:
-    limit, first, waiting = Pace(clock.now + 1000), run(tmp_path, "a"), run(tmp_path, "b")
-    limit.starts(first)
-    clock.now += 1
-    limit.ends(first, whole=False)
-    assert limit.needs(waiting) == 120
+def test_without_a_limit_every_run_starts_and_none_is_stopped(tmp_path: Path) -> None:
+    limit = Pace(math.inf)
+    runs = [run(tmp_path, name, minutes=1e9) for name in "ab"]
+    assert limit.next_of(runs) == runs[0]
+    assert limit.next_of([]) is None
+    for folder in runs:
+        limit.starts(folder)
+        trained(folder, *[1e9] * 4)
+    assert limit.next_of(runs) == runs[0]
+    assert limit.superfluous(runs) is None
 
 
 def test_the_last_run_gives_way_and_then_the_others_are_judged_anew(
@@ -110,20 +118,20 @@ def test_the_last_run_gives_way_and_then_the_others_are_judged_anew(
     for folder in runs:
         limit.starts(folder)
     trained(runs[0], 30.0, 20.0)
-    assert limit.superfluous() is None
+    assert limit.superfluous(runs) is None
     # 7 epochs of 23 s and the evaluation take longer than 200 s; the first epoch does not count.
     trained(runs[0], 26.0)
-    assert limit.superfluous() == runs[2]
-    limit.stops(runs[2])
+    assert limit.superfluous(runs) == runs[2]
+    left = runs[:2]
+    limit.load_changes(left)
     # The epoch at hand began at the old load: it does not count.
     trained(runs[0], 19.0, 12.0)
-    assert limit.superfluous() is None
+    assert limit.superfluous(left) is None
     trained(runs[0], 12.0)
-    assert limit.superfluous() is None
+    assert limit.superfluous(left) is None
     # Three epochs of 40 s are too many for 120 s with an evaluation.
     clock.now += 80
     trained(runs[1], *[40.0] * 7)
-    assert limit.superfluous() == runs[1]
-    limit.stops(runs[1])
+    assert limit.superfluous(left) == runs[1]
     trained(runs[0], *[99.0] * 3)
-    assert limit.superfluous() is None
+    assert limit.superfluous(runs[:1]) is None

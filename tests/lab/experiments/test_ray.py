@@ -122,8 +122,9 @@ def test_a_killed_worker_and_a_lost_node(
 ) -> None:
     """One of two runs loses its worker, the other its node: both end as if left alone."""
     tiny["datasets"]["digits"]["changes"].append("max_epochs=6")
-    settings = checked_benchmark(tiny | {"default_rows": ["simclr", "debiased"], "seeds": [1]})
-    plan, out, ray = make_plan(settings), tmp_path / "out", RayLauncher(1)
+    settings = checked_benchmark(tiny | {"seeds": [1]})
+    plan, out = make_plan(settings, ["simclr", "debiased"]), tmp_path / "out"
+    ray = RayLauncher(1)
     (node,) = cluster.worker_nodes
     raylet = node.all_processes["raylet"][0].process.pid
     killed: dict[Path, bool] = {}
@@ -172,7 +173,7 @@ def test_a_run_of_two_nodes_loses_both(cluster: Any, tmp_path: Path, tiny: dict[
     devices of one machine."""
     tiny["datasets"]["digits"]["changes"] += ["max_epochs=6", "strategy=ddp"]
     rows = ["debiased", "raw-pixels"]
-    settings = checked_benchmark(tiny | {"default_rows": rows, "seeds": [1]})
+    settings = checked_benchmark(tiny | {"seeds": [1]})
     # The head of the cluster, which cannot be lost, has none of these.
     spare = {"num_cpus": 1, "resources": {"spare": 1}}
     ray = RayLauncher(1, options={"resources": {"spare": 1}}, nodes=2)
@@ -192,7 +193,8 @@ def test_a_run_of_two_nodes_loses_both(cluster: Any, tmp_path: Path, tiny: dict[
 
         return ray(given, tick_and_lose)
 
-    records, failed = run_benchmark(settings, make_plan(settings, nodes=2), tmp_path, launcher)
+    plan = make_plan(settings, rows, nodes=2)
+    records, failed = run_benchmark(settings, plan, tmp_path, launcher)
     assert not failed
     assert not losses
     assert [record["row"] for record in records] == rows
@@ -307,8 +309,8 @@ def test_told_to_end_it_saves(
     cluster: Any, tmp_path: Path, tiny: dict[str, Any], nodes: int
 ) -> None:
     tiny["datasets"]["digits"]["changes"] += ["optimizer.batch_size=8", "log_every_n_steps=1"]
-    settings = checked_benchmark(tiny | {"default_rows": ["debiased"], "seeds": [1]})
-    ray = RayLauncher(1, nodes=nodes)
+    settings = checked_benchmark(tiny | {"seeds": [1]})
+    plan, ray = make_plan(settings, ["debiased"], nodes=nodes), RayLauncher(1, nodes=nodes)
 
     def launcher(given: Sequence[Path], tick: Tick) -> dict[Path, str]:
         def stops() -> None:
@@ -319,7 +321,7 @@ def test_told_to_end_it_saves(
         return ray(given, stops)
 
     with pytest.raises(StoppedBySignal):
-        run_benchmark(settings, make_plan(settings, nodes=nodes), tmp_path, launcher)
+        run_benchmark(settings, plan, tmp_path, launcher)
     (run_dir,) = tmp_path.glob("runs/*/")
     (saved,) = checkpoints(run_dir)
     assert saved.step is not None

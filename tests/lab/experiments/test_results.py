@@ -30,10 +30,12 @@ def test_scores_by_seed() -> None:
     assert found.left_out == []
 
 
-def test_missing_runs_are_those_of_expected_rows() -> None:
+def test_missing_runs_are_those_of_the_stages() -> None:
     found = results({"b": [40.0, 41.0]})
     assert found.missing(DIGITS) == {"a": [1, 2, 3], "b": [3], "pixels": [1, 2, 3]}
-    found = results({"b": [40.0, 41.0]}, default_rows=["b"])
+    stage = {"budget": "default", "rows": ["b"], "seeds": [1, 3, 9]}
+    near = {"budget": "default", "rows": ["a"], "seeds": [1], "near": 1.0}
+    found = results({"b": [40.0, 41.0]}, stages={"first": stage, "second": near})
     assert found.missing(DIGITS) == {"b": [3]}
     # One run of raw pixels is all of them.
     found = results({"pixels": [40.0], "b": [1.0] * 3, "a": [1.0] * 3})

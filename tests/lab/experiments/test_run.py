@@ -24,14 +24,14 @@ from solo_ext.lab.cli import benchmark
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.experiments import records as recording
 from solo_ext.lab.experiments.launchers import LocalLauncher, SlurmLauncher
-from solo_ext.lab.experiments.pace import _SAVING, Pace
+from solo_ext.lab.experiments.pace import _SAVING
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
 from solo_ext.lab.experiments.records import UNFINISHED, code_version, read_records
 from solo_ext.lab.experiments.report import write_report
 from solo_ext.lab.experiments.results import read_results
 from solo_ext.lab.experiments.run import LOCK, run_benchmark
 from solo_ext.lab.experiments.settings import checked_benchmark
-from solo_ext.lab.experiments.work import LOG, RECORD
+from solo_ext.lab.experiments.work import CODE, RECORD
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import METRICS, checkpoints
@@ -59,15 +59,18 @@ def numbers(out: Path) -> dict[str, Any]:
     }
 
 
+FOUR = ("--rows", "debiased", "random-backbone")
+"""Of each seed two runs."""
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The file and the folder of a grid that nobody stopped."""
     folder = tmp_path_factory.mktemp("grid")
     file = folder / "tiny.yaml"
-    four = {"default_rows": ["debiased", "random-backbone"]}
-    file.write_text(yaml.safe_dump(TINY | four, sort_keys=False))
+    file.write_text(yaml.safe_dump(TINY, sort_keys=False))
     words = [sys.executable, *forks.SOLO_EXT, "benchmark", "run", file, "--out", folder / "out"]
-    subprocess.run(words, check=True)
+    subprocess.run([*words, *FOUR], check=True)
     return file, folder / "out"
 
 
@@ -103,7 +106,7 @@ def test_a_finished_grid_runs_nothing(
 ) -> None:
     file, out = uninterrupted
     held = (out / "records.jsonl").read_bytes()
-    assert main(["benchmark", "run", str(file), "--out", str(out), "--json"]) == 0
+    assert main(["benchmark", "run", str(file), "--out", str(out), "--json", *FOUR]) == 0
     said = capsys.readouterr()
     assert "4 of 4 runs were finished before" in said.err
     assert (out / "records.jsonl").read_bytes() == held
@@ -130,9 +133,9 @@ def test_a_failed_run_is_said(
     assert f"failed  {first}: out of memory" in capsys.readouterr().err
 
 
-def run_here(given: dict[str, Any], out: Path) -> None:
+def run_here(given: dict[str, Any], out: Path, *rows: str) -> None:
     settings = checked_benchmark(given)
-    run_benchmark(settings, make_plan(settings), out, in_this_process)
+    run_benchmark(settings, make_plan(settings, rows or None), out, in_this_process)
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]"])
@@ -155,7 +158,7 @@ def test_told_to_end_in_the_first_epoch(
     # An epoch that is not over before the signals come.
     slow = ["optimizer.batch_size=8", "log_every_n_steps=1", "backbone.kwargs.stem_width=32"]
     tiny["datasets"]["digits"]["changes"] += slow
-    process = start(tiny | {"default_rows": ["debiased"], "seeds": [1]}, tmp_path)
+    process = start(tiny | {"seeds": [1]}, tmp_path, "--rows", "debiased")
 
     def trains() -> bool:
         # Evaluations come before the first step.
@@ -187,8 +190,9 @@ def test_killed_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """
     whole, out = tmp_path / "whole", tmp_path / "out"
     tiny["datasets"]["digits"]["changes"].append("max_epochs=5")
-    tiny |= {"default_rows": ["simclr", "debiased"], "seeds": [1]}
-    run_here(tiny, whole)
+    tiny |= {"seeds": [1]}
+    rows = "simclr", "debiased"
+    run_here(tiny, whole, *rows)
     seed = random.randrange(2**32)
     print(f"moment drawn from seed {seed}")
 
@@ -197,7 +201,7 @@ def test_killed_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
 
     moment = random.Random(seed)
     epochs = moment.randint(1, 5)
-    process = start(tiny, tmp_path)
+    process = start(tiny, tmp_path, "--rows", *rows)
     while trained() < epochs and process.poll() is None:
         time.sleep(0.002)
     # An epoch takes a tenth of a second; five are left, and their evaluations.
@@ -205,7 +209,7 @@ def test_killed_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
     assert process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    run_here(tiny, out)
+    run_here(tiny, out, *rows)
     assert len(numbers(out)) == 2
     assert numbers(out) == numbers(whole)
     # At most the epochs at hand, two side by side, are repeated.
@@ -258,7 +262,7 @@ def test_no_student_of_an_unfinished_teacher(
     tiny["rows"] = {"teacher": {"config": "simclr"}, "seed": {"config": "seed"}}
     tiny |= {"teacher": "teacher", "seeds": [1]}
     tiny["datasets"]["digits"]["changes"].append("max_epochs=1")
-    run_here(tiny | {"default_rows": ["teacher"]}, tmp_path)
+    run_here(tiny, tmp_path, "teacher")
     (folder,) = (tmp_path / "runs").iterdir()
     for file in folder.glob(lost):
         file.unlink()
@@ -277,7 +281,7 @@ def test_no_student_of_an_unfinished_teacher(
 @pytest.mark.slow
 def test_other_seeds_take_none_away(tmp_path: Path, tiny: dict[str, Any]) -> None:
     for seed in (1, 2):
-        run_here(tiny | {"default_rows": ["raw-pixels"], "seeds": [seed]}, tmp_path)
+        run_here(tiny | {"seeds": [seed]}, tmp_path, "raw-pixels")
     assert yaml.safe_load((tmp_path / "benchmark.yaml").read_text())["seeds"] == [1, 2]
     assert len(numbers(tmp_path)) == 2
 
@@ -319,9 +323,10 @@ def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
 def test_a_further_node_leaves_a_baseline_to_the_first(
     tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = checked_benchmark(tiny | {"seeds": [1], "default_rows": ["raw-pixels"]})
+    settings = checked_benchmark(tiny | {"seeds": [1]})
     monkeypatch.setenv("NODE_RANK", "1")
-    records, _ = run_benchmark(settings, make_plan(settings), tmp_path, in_this_process)
+    plan = make_plan(settings, ["raw-pixels"])
+    records, _ = run_benchmark(settings, plan, tmp_path, in_this_process)
     (folder,) = tmp_path.glob("runs/*/")
     assert [file.name for file in folder.iterdir()] == ["planned.json"]
     assert not records
@@ -331,13 +336,14 @@ def test_a_further_node_leaves_a_baseline_to_the_first(
 def test_slurm_jobs(tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same jobs as SLURM's, run by submitit as processes of this machine."""
     pytest.importorskip("submitit")
-    settings = checked_benchmark(tiny | {"seeds": [1], "default_rows": ["raw-pixels"]})
+    settings = checked_benchmark(tiny | {"seeds": [1]})
     with monkeypatch.context() as patch:
         # Of the jobs; what starts them on this machine imports little.
         patch.setattr(sys, "executable", str(forks.executable(tmp_path)))
         options = {"timeout_min": 5}
         launcher = SlurmLauncher(None, 1, tmp_path / "logs", options, cluster="local")
-    records, failed = run_benchmark(settings, make_plan(settings), tmp_path / "out", launcher)
+    plan = make_plan(settings, ["raw-pixels"])
+    records, failed = run_benchmark(settings, plan, tmp_path / "out", launcher)
     assert [r["row"] for r in records] == ["raw-pixels"]
     assert not failed
 
@@ -358,7 +364,7 @@ def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> 
     def launcher(folders: Sequence[Path], *_: Any) -> dict[Path, str]:
         started.extend(folder.name for folder in folders)
         for folder in folders:
-            (folder / LOG).touch()
+            (folder / CODE).touch()
             if not fails and not stopped:
                 (folder / RECORD).write_text("{}")
         return {folder: "out of memory" for folder in folders if fails}
@@ -383,14 +389,14 @@ def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> 
 def test_a_time_limit_stops_runs_that_go_on_next_time(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Neither a record nor a failure, and what was trained is not trained again."""
     tiny["budgets"] = {"default": ["max_epochs=100000", "online_eval.every_n_epochs=0"]}
-    settings = checked_benchmark(tiny | {"seeds": [1], "default_rows": ["simclr", "raw-pixels"]})
-    plan, epochs = make_plan(settings), [0]
+    settings = checked_benchmark(tiny | {"seeds": [1]})
+    plan, epochs = make_plan(settings, ["simclr", "raw-pixels"]), [0]
     for _ in range(2):
-        pace = Pace(time.monotonic() + _SAVING + 15)
-        launcher = LocalLauncher(1, 1, pace=pace)
+        until = time.monotonic() + _SAVING + 15
+        launcher = LocalLauncher(1, 1, until=until)
         records, failed = run_benchmark(settings, plan, tmp_path, launcher)
         assert (records, failed) == ([], {})
-        assert time.monotonic() < pace.until
+        assert time.monotonic() < until
         (line,) = read_jsonl(tmp_path / UNFINISHED)
         assert (line["row"], line["of"]) == ("simclr", 100000)
         epochs.append(line["epochs"])
@@ -476,9 +482,9 @@ def test_a_run_that_fails_in_validation_ends(tmp_path: Path) -> None:
 def test_a_row_that_has_another_name_now_keeps_its_runs(
     tmp_path: Path, tiny: dict[str, Any]
 ) -> None:
-    run_here(tiny | {"default_rows": ["raw-pixels"], "seeds": [1]}, tmp_path)
+    run_here(tiny | {"seeds": [1]}, tmp_path, "raw-pixels")
     tiny["rows"]["pixels"] = tiny["rows"].pop("raw-pixels")
-    run_here(tiny | {"default_rows": ["pixels"], "seeds": [1]}, tmp_path)
+    run_here(tiny | {"seeds": [1]}, tmp_path, "pixels")
     results = read_results(tmp_path)
     assert results.left_out == []
     assert list(results.runs(results.places()[0], "pixels")) == [1]

@@ -13,7 +13,7 @@ from solo_ext.lab.cli.main import main
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
 from solo_ext.lab.experiments.records import Record, read_records
 from solo_ext.lab.experiments.settings import BenchmarkSettings, checked_benchmark, read_benchmark
-from solo_ext.lab.experiments.tuning import measured_by, search, trial_settings, write_tuned
+from solo_ext.lab.experiments.tuning import search, trial_settings, write_tuned
 from tests.lab.experiments.conftest import in_this_process
 
 SPACE = {
@@ -98,16 +98,18 @@ def test_the_best_of_each_row_go_on(tiny: dict[str, Any]) -> None:
     trials = trial_settings(given)
     plan, asked = make_plan(trials), list[set[str]]()
 
-    def run_all(rung: list[PlannedRun]) -> dict[str, float]:
+    def run_all(so_far: BenchmarkSettings, rung: list[PlannedRun]) -> list[Any]:
         asked.append({run.row for run in rung})
-        assert {run.budget for run in rung} == {list(trials.budgets)[len(asked) - 1]}
-        numbers = {run.key: float(run.row[-1]) for run in rung}
+        # What is recorded says which trials came how far.
+        held = {name: set(stage.rows) for name, stage in so_far.stages.items()}
+        assert held == dict(zip(trials.budgets, asked, strict=False))
+        assert {run.budget for run in rung} == {list(held)[-1]}
         # Trials of simclr are all better; its last one fails, which decides nothing else.
-        return {
-            run.key: numbers[run.key] + 10 * (run.row[0] == "s")
-            for run in rung
-            if run.row != "simclr.4"
-        }
+        return [
+            {"row": row, "scores": {"knn": float(row[-1]) + 10 * (row[0] == "s")}}
+            for row in sorted(asked[-1])
+            if row != "simclr.4"
+        ]
 
     scores = search(given, trials, plan, run_all)
     # A quarter of four finished trials and of five, then of two and of three.
@@ -121,9 +123,10 @@ def test_a_row_without_a_finished_trial_ends_the_search(tiny: dict[str, Any]) ->
     given = settings(without_warmup(tiny), rungs=[1])
     trials, asked = trial_settings(given), list[int]()
 
-    def run_all(rung: list[PlannedRun]) -> dict[str, float]:
+    def run_all(_: BenchmarkSettings, rung: list[PlannedRun]) -> list[Any]:
         asked.append(len(rung))
-        return {run.key: 1.0 for run in rung if run.row.startswith("simclr")}
+        rows = [run.row for run in rung if run.row.startswith("simclr")]
+        return [{"row": row, "scores": {"knn": 1.0}} for row in rows]
 
     assert search(given, trials, make_plan(trials), run_all) == {}
     assert asked == [10]
@@ -133,8 +136,9 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
     given = settings(tiny, measure="knn_of_another_kind")
     trials = trial_settings(given)
     assert {name.partition(".")[0] for name in trials.rows} == {"simclr", "debiased"}
+    some: list[Any] = [{"row": "simclr.0", "scores": {"knn": 1.0}}]
     with pytest.raises(ConfigError, match="allowed: knn"):
-        measured_by(given, [{"key": "0f3a", "scores": {"knn": 1.0}}])  # type: ignore[typeddict-item]
+        search(given, trials, make_plan(trials), lambda *_: some)
     with pytest.raises(ConfigError, match="not a row to tune"):
         trial_settings(given, ["raw-pixels"])
     with pytest.raises(ConfigError, match=r"tuning\.measure='linear'.*allowed: knn"):
