@@ -51,7 +51,7 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
     out = Path(args.out or Path("benchmark_runs") / f"{Path(args.config).stem}-tuning")
     plan = make_plan(trials, None, args.devices, args.nodes)
     if args.dry_run:
-        return _dry_tune(settings, trials, plan, out)
+        return _dry_tune(trials, plan, out)
     every: dict[str, Any] = {}
 
     def run_all(so_far: BenchmarkSettings, rung: list[PlannedRun]) -> list[Record]:
@@ -60,7 +60,7 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
         every.update(done, failed=failed)
         return records
 
-    scores = search(settings, trials, plan, run_all)
+    scores = search(trials, plan, run_all)
     if not scores:
         return every
     file = write_tuned(settings, trials, scores, out)
@@ -70,13 +70,11 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
     return {**every, "tuned": str(file)}
 
 
-def _dry_tune(
-    settings: BenchmarkSettings, trials: BenchmarkSettings, plan: list[PlannedRun], out: Path
-) -> dict[str, Any]:
+def _dry_tune(trials: BenchmarkSettings, plan: list[PlannedRun], out: Path) -> dict[str, Any]:
     """Lists the first rung: which trials go on is not known yet, but how many at most."""
     rungs: list[list[PlannedRun]] = []
-    assert settings.tuning is not None
-    measure = settings.tuning.measure
+    assert trials.tuning is not None
+    measure = trials.tuning.measure
 
     def pretend(_: BenchmarkSettings, rung: list[PlannedRun]) -> list[Any]:
         rungs.append(rung)
@@ -86,7 +84,7 @@ def _dry_tune(
             {"row": run.row, "scores": {measure: float(not run.row.endswith(".0"))}} for run in rung
         ]
 
-    search(settings, trials, plan, pretend)
+    search(trials, plan, pretend)
     first = rungs[0]
     later = {run.key: run for rung in rungs for run in rung if run not in first}
     return _dry_run(trials, first, list(later.values()), out)

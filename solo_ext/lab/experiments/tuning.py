@@ -107,7 +107,6 @@ def trial_settings(
                 for name, n in rungs.items()
             },
             "hypotheses": {},
-            "tuning": None,
         }
     )
 
@@ -127,7 +126,6 @@ def _check_rungs(rungs: Sequence[int], name: str, config: Mapping[str, Any]) -> 
 
 
 def search(
-    settings: BenchmarkSettings,
     trials: BenchmarkSettings,
     plan: Sequence[PlannedRun],
     run_all: Callable[[BenchmarkSettings, list[PlannedRun]], Sequence[Record]],
@@ -135,8 +133,7 @@ def search(
     """Runs all rungs, each with the trials that the one before let go on.
 
     Args:
-        settings: the benchmark that is tuned.
-        trials: what :func:`trial_settings` made of it.
+        trials: what :func:`trial_settings` made of a benchmark.
         plan: its runs.
         run_all: executes the teacher and the trials of a rung, and returns their records; a trial
             that failed has none. Its first argument is ``trials`` with the rungs so far, each with
@@ -151,18 +148,17 @@ def search(
     >>> from solo_ext.lab.experiments.plan import make_plan
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> tuning = ["tuning.trials=4", "+tuning.rungs=[20]"]
-    >>> settings = read_benchmark("digits", tuning)
-    >>> trials = trial_settings(settings, ["simclr"])
+    >>> trials = trial_settings(read_benchmark("digits", tuning), ["simclr"])
     >>> def run_all(so_far, rung):
     ...     print([run.row for run in rung], rung[0].config["max_epochs"])
     ...     score = lambda run: {"linear": run.config["optimizer"]["lr"]}
     ...     return [{"row": run.row, "scores": score(run)} for run in rung]
-    >>> search(settings, trials, make_plan(trials), run_all)
+    >>> search(trials, make_plan(trials), run_all)
     ['simclr.0', 'simclr.1', 'simclr.2', 'simclr.3'] 20
     ['simclr.0', 'simclr.1'] 40
     {'simclr.0': 0.05799, 'simclr.1': 0.6392}
     """
-    measure = _tuning(settings).measure
+    measure = _tuning(trials).measure
     scores = dict.fromkeys((run.row for run in plan if run.kind != "teacher"), 0.0)
     stages: dict[str, Stage] = {}
     for name, stage in trials.stages.items():

@@ -111,7 +111,7 @@ def test_the_best_of_each_row_go_on(tiny: dict[str, Any]) -> None:
             if row != "simclr.4"
         ]
 
-    scores = search(given, trials, plan, run_all)
+    scores = search(trials, plan, run_all)
     # A quarter of four finished trials and of five, then of two and of three.
     best = {"simclr.0", "simclr.3", "debiased.0", "debiased.4"}
     assert asked == [set(trials.rows), best | {"debiased.3"}, best]
@@ -128,7 +128,7 @@ def test_a_row_without_a_finished_trial_ends_the_search(tiny: dict[str, Any]) ->
         rows = [run.row for run in rung if run.row.startswith("simclr")]
         return [{"row": row, "scores": {"knn": 1.0}} for row in rows]
 
-    assert search(given, trials, make_plan(trials), run_all) == {}
+    assert search(trials, make_plan(trials), run_all) == {}
     assert asked == [10]
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
     assert {name.partition(".")[0] for name in trials.rows} == {"simclr", "debiased"}
     some: list[Any] = [{"row": "simclr.0", "scores": {"knn": 1.0}}]
     with pytest.raises(ConfigError, match="allowed: knn"):
-        search(given, trials, make_plan(trials), lambda *_: some)
+        search(trials, make_plan(trials), lambda *_: some)
     with pytest.raises(ConfigError, match="not a row to tune"):
         trial_settings(given, ["raw-pixels"])
     with pytest.raises(ConfigError, match=r"tuning\.measure='linear'.*allowed: knn"):
