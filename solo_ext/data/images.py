@@ -30,6 +30,7 @@ TORCHVISION = {
     "stl10": "stl10_binary",
 }
 """Folder that identifies each of torchvision's data sets."""
+_CLASSES = {"cifar10": 10, "cifar100": 100, "stl10": 10}
 
 
 def open_images(data: schema.Images, split: Split) -> Images:
@@ -101,7 +102,7 @@ def _opened(data: schema.Images, split: Split, path: str, *, labelled: bool) -> 
     if root.is_file():
         # With `skip`, a listed file that does not exist counts as an unreadable image.
         return file_list(root, key, labelled, present=refuse)
-    if name not in TORCHVISION or _has_class_folders(root, TORCHVISION[name]):
+    if name not in TORCHVISION or _has_class_folders(root, key, name):
         return class_folders(root, key) if labelled else unlabelled_folders([root], key)
     held: Any
     if name == "stl10":
@@ -127,10 +128,22 @@ def _of_several(data: schema.Images, key: str, paths: list[str], *, labelled: bo
     return unlabelled_folders(roots, key)
 
 
-def _has_class_folders(root: Path, downloaded: str) -> bool:
+def _has_class_folders(root: Path, key: str, name: str) -> bool:
     """Whether a data set that torchvision downloads was unpacked into class folders instead."""
     folders = {p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")}
-    return bool(folders) and downloaded not in folders
+    if not folders or TORCHVISION[name] in folders:
+        return False
+    if len(folders) != _CLASSES[name]:
+        # A folder of several data sets, say: each would be taken for a class.
+        raise ConfigError(
+            key,
+            str(root),
+            f"neither torchvision's {name} is in it nor {_CLASSES[name]} class folders (it has "
+            f"{len(folders)})",
+            f"download it with torchvision.datasets.{name.upper()}(path, download=True), or set "
+            "data.dataset=custom for other images",
+        )
+    return True
 
 
 def _held_out(images: Images, holdout: float, split: Split) -> Images:

@@ -227,11 +227,16 @@ def _forbid(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 
 
 def test_sets_of_torchvision_as_class_folders(tmp_path: Path) -> None:
-    """Not where torchvision's own folder lies there too."""
-    for name in ("ant", "bee"):
+    """Not where torchvision's own folder lies there too, nor other data sets."""
+    for name in "abcdefghij":
         save_image(tmp_path / name / "0.png", 0)
     images = opened(tmp_path, dataset="cifar10")
-    assert (targets_of(images), class_names(images)) == ([0, 1], ["ant", "bee"])
+    assert (targets_of(images), class_names(images)) == (list(range(10)), list("abcdefghij"))
+    few = "neither torchvision's cifar100 is in it nor 100 class folders \\(it has 10\\)"
+    for no_labels in (False, True):
+        assert (
+            refused(few, tmp_path, dataset="cifar100", no_labels=no_labels).key == "data.train_path"
+        )
     (tmp_path / "cifar-10-batches-py").mkdir()
     assert refused("Dataset not found", tmp_path, dataset="cifar10").value == str(tmp_path)
 
