@@ -14,7 +14,7 @@ from solo_ext.core.errors import UserError
 from solo_ext.core.files import append_lines, refuse_link, write_text
 from solo_ext.lab.evaluation.evaluate import evaluate
 from solo_ext.lab.experiments.records import RECORDS
-from solo_ext.lab.training.run_dir import METRICS
+from solo_ext.lab.training.run_dir import EPOCHS, METRICS
 from solo_ext.lab.training.watch import add_lines
 from tests.data.making import opened, refused
 from tests.lab.training.same_run import train
@@ -34,10 +34,13 @@ def precious(tmp_path: Path) -> Any:
     assert [p.name for p in file.parent.iterdir()] == [file.name]
 
 
-def test_metrics(make_config: MakeConfig, tmp_path: Path, precious: Path) -> None:
+@pytest.mark.parametrize("name", [METRICS, EPOCHS])
+def test_a_file_that_grows(
+    name: str, make_config: MakeConfig, tmp_path: Path, precious: Path
+) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / METRICS).symlink_to(precious)
+    (run / name).symlink_to(precious)
     with pytest.raises(UserError, match=r"is a link to .* remove it"):
         train(make_config("simclr"), run)
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solo_ext.core.files import read_jsonl
-from solo_ext.lab.experiments.work import EPOCHS, PLANNED
+from solo_ext.lab.experiments.work import PLANNED
+from solo_ext.lab.training.run_dir import EPOCHS
 
 AROUND = 45.0
 """Seconds that start and evaluation of a run are assumed to take."""

@@ -24,8 +24,8 @@ from solo_ext.lab.experiments.records import (
     settings_in,
 )
 from solo_ext.lab.experiments.settings import BenchmarkSettings
-from solo_ext.lab.experiments.work import CODE, EPOCHS, PLANNED, RECORD
-from solo_ext.lab.training.run_dir import checkpoints
+from solo_ext.lab.experiments.work import CODE, PLANNED, RECORD
+from solo_ext.lab.training.run_dir import EPOCHS, checkpoints
 from solo_ext.lab.training.signals import StopSignals
 
 LOCK, RUNS = ".lock", "runs"

@@ -9,12 +9,10 @@ import json
 import math
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +20,6 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from solo_ext.core.errors import show_messages
@@ -36,15 +33,15 @@ from solo_ext.lab.evaluation.suite import read_suite_settings
 from solo_ext.lab.experiments.plan import PlannedRun
 from solo_ext.lab.experiments.records import Curves, Record, code_version
 from solo_ext.lab.experiments.settings import short_name, suite_settings
+from solo_ext.lab.training.epoch_log import read_epochs
 from solo_ext.lab.training.prepare import Prepared, prepare
 from solo_ext.lab.training.pretrain import pretrain
 from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, environment
 from solo_ext.pretrained.weights import weights_digest
 
 PLANNED, RECORD, LOG, _LOCK = "planned.json", "record.json", "work.log", ".work.lock"
-EPOCHS, CODE = "epochs.jsonl", "code.jsonl"
+CODE = "code.jsonl"
 _WAIT = 30.0
-_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def work(folder: Path) -> None:
@@ -73,55 +70,8 @@ def work(folder: Path) -> None:
             write_text(folder / RECORD, json.dumps(record, indent=1))
 
 
-class EpochLog(Callback):
-    """Writes a line per epoch: its number from 0, images, seconds of training, and peak memory.
-
-    The seconds count from the start of the epoch, an E-step included, to its last batch:
-    validation, evaluation and checkpoints come later. If a killed run repeats an epoch, the second
-    line counts. A run that goes on within an epoch adds to the seconds and images of its
-    checkpoint.
-    """
-
-    def __init__(self, file: Path, batch_size: int) -> None:
-        self.file, self.batch_size = file, batch_size
-        self._begin = self._end = 0.0
-        self._batches = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self._end - self._begin, "batches": self._batches}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._end, self._batches = self._begin + state_dict["seconds"], state_dict["batches"]
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Lightning starts no epoch when it resumes within one.
-        spent, self._end = self._end - self._begin, time.monotonic()
-        self._begin = self._end - spent
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begin = self._end = time.monotonic()
-        self._batches = 0
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self._end = time.monotonic()
-        self._batches += 1
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        line = {
-            "epoch": trainer.current_epoch,
-            "images": self._batches * self.batch_size * trainer.world_size,
-            "seconds": round(self._end - self._begin, 4),
-            "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT,
-            "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
-        }
-        append_lines(self.file, [line])
-
-
 def _train(prepared: Prepared, folder: Path) -> Path:
-    times = EpochLog(folder / EPOCHS, prepared.run.optimizer.batch_size)
-    result = pretrain(prepared, run_dir=folder, callbacks=[times], show_progress=False)
+    result = pretrain(prepared, run_dir=folder, show_progress=False)
     assert result.checkpoint is not None  # the plan has refused `checkpoint.enabled=false`
     return result.checkpoint
 
@@ -144,10 +94,8 @@ def _run(planned: PlannedRun, prepared: Prepared, folder: Path) -> Record:
             raise RuntimeError(f"{name} is {score}: the run has no usable features")
     shutil.rmtree(folder / "features", ignore_errors=True)
     codes = read_jsonl(folder / CODE)
-    # The last line of an epoch counts: a killed run may have repeated it.
-    by_number = {line["epoch"]: line for line in read_jsonl(folder / EPOCHS)}
-    epochs = [by_number[number] for number in sorted(by_number)]
-    # Somebody may have resumed the run by `solo-ext pretrain --resume`, which times no epoch.
+    epochs = read_epochs(folder)
+    # Earlier versions did not time every epoch, and the seconds of some are not those of the run.
     timed = trained and len(epochs) == context.model.epoch
     seconds = sum(e["seconds"] for e in epochs)
     of_plan = {k: v for k, v in vars(planned).items() if k in Record.__annotations__}

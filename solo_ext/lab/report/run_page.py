@@ -31,6 +31,7 @@ from solo_ext.lab.pages import (
 from solo_ext.lab.report.charts import Curve, curves_chart, library, map_chart, map_method
 from solo_ext.lab.report.galleries import Galleries
 from solo_ext.lab.report.thumbnails import Thumbnails
+from solo_ext.lab.training.epoch_log import read_epochs
 from solo_ext.lab.training.progress import duration
 from solo_ext.lab.training.run_dir import ENVIRONMENT, METRICS, read_config
 from solo_ext.lab.training.watch import METRIC as SPREAD
@@ -128,7 +129,7 @@ def report_run(
             pictures += _picture_sections(sample, method or map_method(), seed, progress)
     curves = [*_curve_sections(lines)]
     sections = [
-        Section("", [Cards([*_headline_cards(config, lines, sample)])]),
+        Section("", [Cards([*_headline_cards(config, lines, read_epochs(run_dir), sample)])]),
         *_evaluations(run_dir),
         *curves,
         *pictures,
@@ -185,7 +186,10 @@ def _losses(curves: Mapping[str, Curve]) -> dict[str, Curve]:
 
 
 def _headline_cards(
-    config: Mapping[str, Any], lines: Sequence[Mapping[str, float]], sample: Sample | None
+    config: Mapping[str, Any],
+    lines: Sequence[Mapping[str, float]],
+    epochs: Sequence[Mapping[str, Any]],
+    sample: Sample | None,
 ) -> Iterator[Card]:
     curves = _curves(lines)
     if sample is not None:
@@ -199,12 +203,15 @@ def _headline_cards(
     seconds = max((line.get("seconds", 0.0) for line in lines), default=0.0)
     if seconds:
         yield Card("Time", duration(seconds), "evaluations included")
-    speed = [key for key in curves if key.endswith("images_per_second")]
-    if speed:
-        yield Card("Images/s", f"{curves[speed[0]][-1][1]:,.0f}")
+    if (trained := sum(epoch["seconds"] for epoch in epochs)) > 0:
+        speed = sum(epoch["images"] for epoch in epochs) / trained
+        yield Card("Images/s", f"{speed:,.0f}", "of training, without evaluations")
     elif seconds and (batch := _batch(config)):
         steps = max(line.get("step", -1.0) + 1 for line in lines)
         yield Card("Images/s", f"{steps * batch / seconds:,.0f}", "evaluations included")
+    for kind, label in (("resident", "Peak memory"), ("cuda", "Peak GPU memory")):
+        if peak := max((_numbers(epoch).get(kind, 0) for epoch in epochs), default=0):
+            yield Card(label, f"{peak / 2**30:.2f} GiB", "of the first process")
     for name, points in [*_losses(curves).items()][:3]:
         yield Card(f"{_sentence(name)} loss", f"{points[-1][1]:.4g}", "last epoch")
     if points := curves.get(SPREAD, ()):

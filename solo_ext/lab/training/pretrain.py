@@ -42,6 +42,7 @@ from solo_ext.lab.ending import log_traceback
 from solo_ext.lab.evaluation.online import OnlineEvaluation
 from solo_ext.lab.training.checkpoints import RunCheckpoint
 from solo_ext.lab.training.compiled import compile_networks
+from solo_ext.lab.training.epoch_log import EpochLog
 from solo_ext.lab.training.lightning_internals import (
     StepLog,
     go_on_with_the_next_epoch,
@@ -198,7 +199,9 @@ def pretrain(
 
     state = RunState(loader, own_identity, restored=go_on, begin=begin)
     watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
-    own: list[Callback] = [StepLog(), state, watch, CollapseWatch(), *callbacks]
+    times = EpochLog(run_dir, run.optimizer.batch_size * run.world_size)
+    # The times come before what shows them.
+    own: list[Callback] = [StepLog(), state, watch, CollapseWatch(), *callbacks, times]
     if graphs:
         own.append(StepGraphs(watch.spoil))
     if run.online_eval.every_n_epochs:
@@ -208,10 +211,9 @@ def pretrain(
         own.append(UnreadableReport(run_dir / UNREADABLE, loaders))
     ending = contextlib.ExitStack()
     if show_progress:
-        step = run.optimizer.batch_size * run.world_size
         plain = getattr(run, "enable_progress_bar", None) is False
         labels = not run.data.no_labels
-        own.append(progress_callback(run.method, labels=labels, images=step, plain=plain))
+        own.append(progress_callback(run.method, times, labels=labels, plain=plain))
     if run.checkpoint.enabled:
         saving = RunCheckpoint(run_dir, stem, run.checkpoint)
         own.append(saving)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
+from solo_ext.lab.training.epoch_log import EpochLog
 from solo_ext.lab.training.watch import METRIC
 
 _OF_LABELS = ("class_loss", "acc1", "acc5")
@@ -50,71 +50,6 @@ def shown_numbers(metrics: Mapping[str, Any], *, labels: bool) -> dict[str, floa
     return {name: value for name, value in found.items() if name.removeprefix("val_") not in unseen}
 
 
-class _Timed(Callback):
-    """Times epochs, and how long the steps of one wait for their data.
-
-    >>> timed, trainer, method = _Timed(64), pl.Trainer(logger=False), pl.LightningModule()
-    >>> timed.on_train_batch_start(trainer, method, [], 0)
-    >>> timed.on_train_batch_end(trainer, method, None, [], 0)
-    >>> timed.epochs, timed.images, 0 <= timed.waiting() <= 1
-    (0, 64, True)
-    """
-
-    def __init__(self, images: int, **given: Any) -> None:
-        super().__init__(**given)
-        self.of_step = images
-        self._begin_run()
-
-    def _begin_run(self) -> None:
-        self.epochs, self._begin = 0, time.monotonic()
-        self._begin_epoch()
-
-    def _begin_epoch(self) -> None:
-        self.since = self._last = time.monotonic()
-        self.images, self._training, self._waited = 0, 0.0, 0.0
-
-    def on_train_start(self, *given: Any) -> None:
-        self._begin_run()
-        super().on_train_start(*given)
-
-    def on_train_epoch_start(self, *given: Any) -> None:
-        self._begin_epoch()
-        super().on_train_epoch_start(*given)
-
-    def on_train_batch_start(self, *given: Any) -> None:
-        now = time.monotonic()
-        self._waited += now - self._last
-        self._last = now
-        super().on_train_batch_start(*given)
-
-    def on_train_batch_end(self, *given: Any) -> None:
-        now = time.monotonic()
-        self._training += now - self._last
-        self._last = now
-        self.images += self.of_step
-        super().on_train_batch_end(*given)
-
-    def on_train_epoch_end(self, *given: Any) -> None:
-        self.epochs += 1
-        super().on_train_epoch_end(*given)
-
-    def waiting(self) -> float:
-        """Share of the time in which no step ran, since the first batch was asked for."""
-        return self._waited / max(self._waited + self._training, 1e-9)
-
-    def speed(self) -> float:
-        """Images per second of training, without what is done between epochs."""
-        return self.images / max(self._waited + self._training, 1e-9)
-
-    def seconds(self) -> float:
-        """Seconds of this epoch."""
-        return time.monotonic() - self.since
-
-    def left(self, epochs: int) -> float:
-        """Seconds that so many epochs take, by the mean of those so far."""
-        return epochs * (time.monotonic() - self._begin) / max(self.epochs, 1)
-
-
 def duration(seconds: float) -> str:
     """A duration in its two largest units.
 
@@ -131,71 +66,73 @@ def duration(seconds: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
-class _EpochLines(_Timed):
+class _EpochLines(Callback):
     """Prints one line per epoch, for logs and pipes."""
 
-    def __init__(self, label: str, labels: bool, images: int) -> None:
-        super().__init__(images)
-        self.label, self.labels = label, labels
+    def __init__(self, label: str, labels: bool, times: EpochLog) -> None:
+        self.label, self.labels, self.times = label, labels, times
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        super().on_train_epoch_end(trainer, pl_module)
         # Every rank must read the metrics, because reading reduces them over the processes.
         metrics = trainer.callback_metrics
         if not trainer.is_global_zero:
             return
-        numbers = shown_numbers(metrics, labels=self.labels)
+        numbers, times = shown_numbers(metrics, labels=self.labels), self.times
         done, total = trainer.current_epoch + 1, trainer.max_epochs
         words = [f"{self.label}  epoch {done}/{total}"]
         words += [f"{name}={value:.4g}" for name, value in numbers.items()]
-        words += [f"{self.speed():.4g} images/s", f"data {self.waiting():.0%}"]
-        words.append(duration(self.seconds()))
+        words += [f"{times.speed():.4g} images/s", f"data {times.waiting():.0%}"]
+        words.append(duration(times.elapsed()))
         if total is not None and 0 < done < total:
-            words.append(f"{duration(self.left(total - done))} left")
+            words.append(f"{duration(times.left(total - done))} left")
         # Do not end the run because the terminal is closed or the disk of a log is full.
         with contextlib.suppress(OSError):
             print("  ".join(words), file=sys.stderr, flush=True)
 
 
-class _Bar(_Timed, RichProgressBar):
+class _Bar(RichProgressBar):
     """Lightning's bar with the numbers of :class:`_EpochLines`.
 
     It shows what was logged last: reading a metric of the current step would wait for the device.
     """
 
-    def __init__(self, labels: bool, images: int) -> None:
-        super().__init__(images, leave=False, console_kwargs={"stderr": True})
-        self.labels = labels
+    def __init__(self, labels: bool, times: EpochLog) -> None:
+        super().__init__(leave=False, console_kwargs={"stderr": True})
+        self.labels, self.times = labels, times
 
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        numbers = shown_numbers(trainer.logged_metrics, labels=self.labels)
+        numbers, times = shown_numbers(trainer.logged_metrics, labels=self.labels), self.times
         shown: dict[str, int | str | float | dict[str, float]]
         shown = {name: f"{value:.4g}" for name, value in numbers.items()}
-        if self.images:
+        if times.images:
             shown |= {
-                "images/s": f"{self.speed():.4g}",
-                "data": f"{self.waiting():.0%}",
+                "images/s": f"{times.speed():.4g}",
+                "data": f"{times.waiting():.0%}",
             }
-        if self.epochs and trainer.max_epochs is not None and trainer.max_epochs > 0:
-            left = self.left(trainer.max_epochs - trainer.current_epoch)
+        if times.epochs and trainer.max_epochs is not None and trainer.max_epochs > 0:
+            left = times.left(trainer.max_epochs - trainer.current_epoch)
             shown["left"] = duration(left)
         return shown
 
 
-def progress_callback(label: str, *, labels: bool, images: int, plain: bool = False) -> Callback:
+def progress_callback(
+    label: str, times: EpochLog, *, labels: bool, plain: bool = False
+) -> Callback:
     """A progress bar if standard error is a terminal, otherwise one line per epoch.
 
     Args:
         label: begins each line.
+        times: of the run's epochs; an earlier callback of it.
         labels: whether the images have some.
-        images: number of images of a step, over all processes.
         plain: lines on a terminal too.
 
-    >>> type(progress_callback("pcl", labels=True, images=256)).__name__
+    >>> from pathlib import Path
+    >>> times = EpochLog(Path("runs/pcl"), 256)
+    >>> type(progress_callback("pcl", times, labels=True)).__name__
     '_EpochLines'
     """
     if sys.stderr.isatty() and not plain:
-        return _Bar(labels, images)
-    return _EpochLines(label, labels, images)
+        return _Bar(labels, times)
+    return _EpochLines(label, labels, times)

@@ -57,6 +57,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 FILES = {
     "metrics.jsonl": ["resume"],
+    "epochs.jsonl": ["resume"],
     "config.yaml": ["resume"],
     "environment.json": ["resume"],
     "args.json": ["knn", "export"],

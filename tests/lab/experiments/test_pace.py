@@ -12,7 +12,8 @@ import pytest
 from solo_ext.core.files import append_lines
 from solo_ext.lab.experiments import pace
 from solo_ext.lab.experiments.pace import AROUND, Pace
-from solo_ext.lab.experiments.work import EPOCHS, PLANNED
+from solo_ext.lab.experiments.work import PLANNED
+from solo_ext.lab.training.run_dir import EPOCHS
 
 
 class Clock:

@@ -25,8 +25,8 @@ from solo_ext.lab.experiments.plan import make_plan
 from solo_ext.lab.experiments.records import read_records
 from solo_ext.lab.experiments.run import run_benchmark
 from solo_ext.lab.experiments.settings import checked_benchmark
-from solo_ext.lab.experiments.work import CODE, EPOCHS
-from solo_ext.lab.training.run_dir import METRICS, checkpoints
+from solo_ext.lab.experiments.work import CODE
+from solo_ext.lab.training.run_dir import EPOCHS, METRICS, checkpoints
 from tests.lab.experiments.conftest import in_this_process
 
 Tick = Callable[[], None]

@@ -19,7 +19,7 @@ import yaml
 
 from solo_ext import __version__
 from solo_ext.core.errors import ConfigError, UserError
-from solo_ext.core.files import locked, read_jsonl
+from solo_ext.core.files import append_lines, locked, read_jsonl
 from solo_ext.lab.cli import benchmark
 from solo_ext.lab.cli.main import main
 from solo_ext.lab.experiments import records as recording
@@ -34,7 +34,7 @@ from solo_ext.lab.experiments.settings import checked_benchmark
 from solo_ext.lab.experiments.work import CODE, RECORD
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.lab.training.run_dir import METRICS, checkpoints
+from solo_ext.lab.training.run_dir import EPOCHS, METRICS, checkpoints
 from tests import forks
 from tests.attack.world import settings as tiny_run
 from tests.conftest import json_lines, made_images
@@ -233,23 +233,37 @@ def test_a_teacher_whose_run_directory_is_gone_is_trained_again(
     assert {key: numbers(tmp_path)[key] for key in first} == first
 
 
-def test_a_run_that_was_resumed_by_hand_has_no_seconds(
-    tmp_path: Path, tiny: dict[str, Any]
+@pytest.mark.parametrize("lost", [0, 1])
+def test_seconds_of_a_run_that_was_resumed_by_hand(
+    lost: int, tmp_path: Path, tiny: dict[str, Any]
 ) -> None:
-    """``solo-ext pretrain --resume`` times no epoch: what is known of some is not of the run."""
+    """Those of ``solo-ext pretrain`` count; without the times of an epoch, nothing is told."""
     settings = checked_benchmark(tiny | {"seeds": [1]})
     (run,) = plan = make_plan(settings, ["debiased"])
+    folder = tmp_path / "runs" / run.folder
     with pytest.raises(RuntimeError, match="killed"):
         pretrain(
             prepare(run.config),
-            run_dir=tmp_path / "runs" / run.folder,
+            run_dir=folder,
             callbacks=[KillAt(2 * 280 // 64)],
             show_progress=False,
         )
+    # `solo-ext pretrain` of earlier versions has timed no epoch.
+    before = json_lines(folder / EPOCHS)[lost:]
+    (folder / EPOCHS).unlink()
+    append_lines(folder / EPOCHS, before)
     (record,), _ = run_benchmark(settings, plan, tmp_path, in_this_process)
     assert record["epochs"] == 3
     assert record["scores"]
-    assert record["seconds"] is record["images_per_second"] is record["curves"] is None
+    if lost:
+        assert record["seconds"] is record["images_per_second"] is record["curves"] is None
+        return
+    lines = json_lines(folder / EPOCHS)
+    assert [line["epoch"] for line in lines] == [0, 1, 2]
+    assert record["seconds"] == pytest.approx(sum(line["seconds"] for line in lines), abs=1e-3)
+    assert record["images_per_second"] == pytest.approx(3 * 256 / record["seconds"], rel=1e-2)
+    assert record["curves"] is not None
+    assert record["curves"]["seconds"][-1] == record["seconds"]
 
 
 @pytest.mark.slow

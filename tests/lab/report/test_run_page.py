@@ -14,11 +14,12 @@ import pytest
 from PIL import Image
 
 from solo_ext.core.errors import UserError
+from solo_ext.core.files import append_lines
 from solo_ext.lab.evaluation.sample import Clusters, Sample
 from solo_ext.lab.report import charts
 from solo_ext.lab.report.galleries import near_duplicates, neighbours
 from solo_ext.lab.report.run_page import report_run
-from solo_ext.lab.training.run_dir import CONFIG, ENVIRONMENT, METRICS
+from solo_ext.lab.training.run_dir import CONFIG, ENVIRONMENT, EPOCHS, METRICS
 from tests.lab.report.conftest import MakeSample
 from tests.page_tree import Node, parse
 
@@ -72,6 +73,24 @@ def test_numbers_and_curves_are_those_of_the_run(run_dir: Path) -> None:
     }
     assert facts["optimizer.batch_size"] == "10"
     assert facts["packages.torch"] == "2.15"
+
+
+def test_speed_and_memory_are_those_of_the_epochs(run_dir: Path) -> None:
+    """Not of the evaluations, where the times of epochs are known."""
+    epochs = [
+        {"epoch": 0, "images": 40, "seconds": 9.0, "resident": 1 << 30, "cuda": None},
+        {"epoch": 0, "images": 40, "seconds": 0.5, "resident": 2 << 30, "cuda": None},
+        {"epoch": 1, "images": 40, "seconds": 0.3, "resident": 3 << 29, "cuda": "?"},
+    ]
+    append_lines(run_dir / EPOCHS, epochs)
+    page = parse(report_run(run_dir).read_text())
+    assert _cards(page)["Images/s"] == "100"
+    assert _cards(page)["Peak memory"] == "2.00 GiB"
+    assert "Peak GPU memory" not in _cards(page)
+    assert "without evaluations" in page.all("dl", "cards")[0].text
+    append_lines(run_dir / EPOCHS, [epochs[2] | {"cuda": 1 << 29}])
+    page = parse(report_run(run_dir).read_text())
+    assert _cards(page)["Peak GPU memory"] == "0.50 GiB"
 
 
 def test_pictures_clusters_and_map(run_dir: Path, make_sample: MakeSample) -> None:

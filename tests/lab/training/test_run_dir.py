@@ -18,7 +18,6 @@ from solo_ext.config.schema import AutoResume, RunConfig
 from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import read_jsonl
 from solo_ext.lab.cli.main import main
-from solo_ext.lab.experiments.work import EpochLog
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain, resume
 from solo_ext.lab.training.run_dir import (
@@ -186,6 +185,7 @@ def test_files_of_a_run(make_config: MakeConfig, images: Path, tmp_path: Path) -
         "args.json",
         "config.yaml",
         "environment.json",
+        "epochs.jsonl",
         "metrics.jsonl",
         "tiny-v1-ep=1.ckpt",
         "tiny-v1-ep=0.ckpt.previous",
@@ -206,31 +206,6 @@ def test_a_profile(make_config: MakeConfig, tmp_path: Path) -> None:
     train(make_config("simclr", profiler="simple"), tmp_path / "run")
     (profile,) = (tmp_path / "run").glob("*profile*")
     assert "run_training_batch" in profile.read_text()
-
-
-def test_images_are_those_that_were_trained(make_config: MakeConfig, tmp_path: Path) -> None:
-    """Of every batch: four and two of an epoch make a step."""
-    config = make_config(
-        "simclr", accumulate_grad_batches=4, optimizer={"batch_size": 8}, max_epochs=2
-    )
-    times = EpochLog(tmp_path / "epochs.jsonl", 8)
-    result = train(config, tmp_path / "run", callbacks=[times])
-    assert result.images_per_second * result.seconds == pytest.approx(96)
-    assert [epoch["images"] for epoch in read_jsonl(times.file)] == [48] * 2
-
-
-def test_an_epoch_in_two_parts_has_the_images_and_seconds_of_both(
-    make_config: MakeConfig, tmp_path: Path
-) -> None:
-    config = make_config("simclr", optimizer={"batch_size": 8}, checkpoint={"every_n_steps": 1})
-    file, begin = tmp_path / "epochs.jsonl", time.monotonic()
-    slow = LambdaCallback(on_train_batch_start=lambda *_: time.sleep(0.3))
-    with pytest.raises(RuntimeError, match="killed"):
-        train(config, tmp_path / "run", callbacks=[slow, EpochLog(file, 8), KillAt(4)])
-    resume(tmp_path / "run", callbacks=[EpochLog(file, 8)])
-    first, *_ = read_jsonl(file)
-    assert first["images"] == 48
-    assert 4 * 0.3 < first["seconds"] < time.monotonic() - begin
 
 
 @pytest.mark.parametrize(
