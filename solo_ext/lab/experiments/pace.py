@@ -9,9 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from solo_ext.core.files import read_jsonl
 from solo_ext.lab.experiments.work import PLANNED
-from solo_ext.lab.training.run_dir import EPOCHS
+from solo_ext.lab.training.epoch_log import read_epochs
 
 AROUND = 45.0
 """Seconds that start and evaluation of a run are assumed to take."""
@@ -115,5 +114,4 @@ def _planned(folder: Path) -> tuple[int, float | None]:
 
 def _epochs(folder: Path) -> Sequence[float]:
     """Seconds of each epoch that was timed, in their order."""
-    by_number = {line["epoch"]: line["seconds"] for line in read_jsonl(folder / EPOCHS)}
-    return [by_number[number] for number in sorted(by_number)]
+    return [epoch["seconds"] for epoch in read_epochs(folder)]

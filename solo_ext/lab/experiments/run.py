@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from solo_ext.core.errors import StoppedBySignal, UserError
-from solo_ext.core.files import append_lines, locked, read_json, read_jsonl, write_text
+from solo_ext.core.files import append_lines, locked, read_json, write_text
 from solo_ext.lab.experiments.launchers import Launcher
 from solo_ext.lab.experiments.plan import PlannedRun
 from solo_ext.lab.experiments.records import (
@@ -25,7 +25,8 @@ from solo_ext.lab.experiments.records import (
 )
 from solo_ext.lab.experiments.settings import BenchmarkSettings
 from solo_ext.lab.experiments.work import CODE, PLANNED, RECORD
-from solo_ext.lab.training.run_dir import EPOCHS, checkpoints
+from solo_ext.lab.training.epoch_log import read_epochs
+from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.lab.training.signals import StopSignals
 
 LOCK, RUNS = ".lock", "runs"
@@ -138,8 +139,8 @@ def _note_unfinished(out: Path) -> None:
         if not (folder / RECORD).is_file():
             planned = json.loads((folder / PLANNED).read_text())
             line = {key: planned[key] for key in ("dataset", "budget", "row", "seed")}
-            line["epochs"] = len({epoch["epoch"] for epoch in read_jsonl(folder / EPOCHS)})
-            lines.append({**line, "of": planned["config"]["max_epochs"]})
+            epochs = {"epochs": len(read_epochs(folder)), "of": planned["config"]["max_epochs"]}
+            lines.append(line | epochs)
     (out / UNFINISHED).unlink(missing_ok=True)
     if lines:
         append_lines(out / UNFINISHED, lines)

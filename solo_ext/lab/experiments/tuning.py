@@ -151,10 +151,10 @@ def search(
     >>> trials = trial_settings(read_benchmark("digits", tuning), ["simclr"])
     >>> def run_all(so_far, rung):
     ...     print([run.row for run in rung], rung[0].config["max_epochs"])
-    ...     score = lambda run: {"linear": run.config["optimizer"]["lr"]}
-    ...     return [{"row": run.row, "scores": score(run)} for run in rung]
+    ...     scored = [(run.row, run.config["optimizer"]["lr"]) for run in rung]
+    ...     return [{"row": row, "scores": {"lowshot_10_per_class": lr}} for row, lr in scored]
     >>> search(trials, make_plan(trials), run_all)
-    ['simclr.0', 'simclr.1', 'simclr.2', 'simclr.3'] 20
+    ['simclr.0', 'simclr.1', 'simclr.3'] 20
     ['simclr.0', 'simclr.1'] 40
     {'simclr.0': 0.05799, 'simclr.1': 0.6392}
     """

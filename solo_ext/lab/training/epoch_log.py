@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class EpochLog(Callback):
         images: number of images of a batch, over all processes.
 
     Attributes:
+        show: called at the end of each epoch, in every process.
         epochs: how many this process has ended.
         images: of this epoch so far, on which this process has trained.
 
@@ -47,6 +49,7 @@ class EpochLog(Callback):
 
     def __init__(self, run_dir: Path, images: int) -> None:
         self.file, self._of_batch = refuse_link(run_dir / EPOCHS), images
+        self.show: Callable[[pl.Trainer, EpochLog], object] = lambda *_: None
         self.epochs = self._batches = 0
         self._seconds = self._waited = 0.0
         self._before: dict[str, Any] = _NOTHING
@@ -93,6 +96,7 @@ class EpochLog(Callback):
                 "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
             }
             append_lines(self.file, [line])
+        self.show(trainer, self)
 
     def _passed(self) -> float:
         """The time since the last call; it is added to the seconds of the epoch."""

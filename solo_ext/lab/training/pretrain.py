@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +52,7 @@ from solo_ext.lab.training.lightning_internals import (
 )
 from solo_ext.lab.training.nonfinite import NonFiniteWatch
 from solo_ext.lab.training.prepare import Prepared, prepare, tell_of
-from solo_ext.lab.training.progress import progress_callback
+from solo_ext.lab.training.progress import Bar, print_epoch
 from solo_ext.lab.training.resumption import RunState, identity, resume_point, set_aside
 from solo_ext.lab.training.run_dir import (
     ARGS,
@@ -199,9 +201,7 @@ def pretrain(
 
     state = RunState(loader, own_identity, restored=go_on, begin=begin)
     watch = NonFiniteWatch(run_dir, loader.dataset.images, run.on_nonfinite)
-    times = EpochLog(run_dir, run.optimizer.batch_size * run.world_size)
-    # The times come before what shows them.
-    own: list[Callback] = [StepLog(), state, watch, CollapseWatch(), *callbacks, times]
+    own: list[Callback] = [StepLog(), state, watch, CollapseWatch(), *callbacks]
     if graphs:
         own.append(StepGraphs(watch.spoil))
     if run.online_eval.every_n_epochs:
@@ -210,10 +210,14 @@ def pretrain(
         loaders = [loader] if val_loader is None else [loader, val_loader]
         own.append(UnreadableReport(run_dir / UNREADABLE, loaders))
     ending = contextlib.ExitStack()
+    times = EpochLog(run_dir, run.optimizer.batch_size * run.world_size)
+    own.append(times)
     if show_progress:
-        plain = getattr(run, "enable_progress_bar", None) is False
         labels = not run.data.no_labels
-        own.append(progress_callback(run.method, times, labels=labels, plain=plain))
+        if sys.stderr.isatty() and getattr(run, "enable_progress_bar", None) is not False:
+            own.append(Bar(labels, times))
+        else:
+            times.show = functools.partial(print_epoch, run.method, labels)
     if run.checkpoint.enabled:
         saving = RunCheckpoint(run_dir, stem, run.checkpoint)
         own.append(saving)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.callbacks import RichProgressBar
 
 from solo_ext.lab.training.epoch_log import EpochLog
 from solo_ext.lab.training.watch import METRIC
@@ -66,34 +66,39 @@ def duration(seconds: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
-class _EpochLines(Callback):
-    """Prints one line per epoch, for logs and pipes."""
+def print_epoch(label: str, labels: bool, trainer: pl.Trainer, times: EpochLog) -> None:
+    """Prints the line of an epoch, for logs and pipes.
 
-    def __init__(self, label: str, labels: bool, times: EpochLog) -> None:
-        self.label, self.labels, self.times = label, labels, times
+    Args:
+        label: begins the line.
+        labels: whether the images have some.
+        trainer: of the run.
+        times: of its epochs.
+    """
+    # Every rank must read the metrics, because reading reduces them over the processes.
+    numbers = shown_numbers(trainer.callback_metrics, labels=labels)
+    if not trainer.is_global_zero:
+        return
+    done, total = trainer.current_epoch + 1, trainer.max_epochs
+    words = [f"{label}  epoch {done}/{total}"]
+    words += [f"{name}={value:.4g}" for name, value in numbers.items()]
+    words += [f"{times.speed():.4g} images/s", f"data {times.waiting():.0%}"]
+    words.append(duration(times.elapsed()))
+    if total is not None and 0 < done < total:
+        words.append(f"{duration(times.left(total - done))} left")
+    # Do not end the run because the terminal is closed or the disk of a log is full.
+    with contextlib.suppress(OSError):
+        print("  ".join(words), file=sys.stderr, flush=True)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Every rank must read the metrics, because reading reduces them over the processes.
-        metrics = trainer.callback_metrics
-        if not trainer.is_global_zero:
-            return
-        numbers, times = shown_numbers(metrics, labels=self.labels), self.times
-        done, total = trainer.current_epoch + 1, trainer.max_epochs
-        words = [f"{self.label}  epoch {done}/{total}"]
-        words += [f"{name}={value:.4g}" for name, value in numbers.items()]
-        words += [f"{times.speed():.4g} images/s", f"data {times.waiting():.0%}"]
-        words.append(duration(times.elapsed()))
-        if total is not None and 0 < done < total:
-            words.append(f"{duration(times.left(total - done))} left")
-        # Do not end the run because the terminal is closed or the disk of a log is full.
-        with contextlib.suppress(OSError):
-            print("  ".join(words), file=sys.stderr, flush=True)
 
-
-class _Bar(RichProgressBar):
-    """Lightning's bar with the numbers of :class:`_EpochLines`.
+class Bar(RichProgressBar):
+    """Lightning's bar with the numbers of :func:`print_epoch`, for a terminal.
 
     It shows what was logged last: reading a metric of the current step would wait for the device.
+
+    Args:
+        labels: whether the images have some.
+        times: of the run's epochs.
     """
 
     def __init__(self, labels: bool, times: EpochLog) -> None:
@@ -115,24 +120,3 @@ class _Bar(RichProgressBar):
             left = times.left(trainer.max_epochs - trainer.current_epoch)
             shown["left"] = duration(left)
         return shown
-
-
-def progress_callback(
-    label: str, times: EpochLog, *, labels: bool, plain: bool = False
-) -> Callback:
-    """A progress bar if standard error is a terminal, otherwise one line per epoch.
-
-    Args:
-        label: begins each line.
-        times: of the run's epochs; an earlier callback of it.
-        labels: whether the images have some.
-        plain: lines on a terminal too.
-
-    >>> from pathlib import Path
-    >>> times = EpochLog(Path("runs/pcl"), 256)
-    >>> type(progress_callback("pcl", times, labels=True)).__name__
-    '_EpochLines'
-    """
-    if sys.stderr.isatty() and not plain:
-        return _Bar(labels, times)
-    return _EpochLines(label, labels, times)

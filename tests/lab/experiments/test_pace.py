@@ -46,7 +46,9 @@ def trained(folder: Path, *seconds: float) -> None:
     """Adds epochs of so many seconds."""
     file = folder / EPOCHS
     first = len(file.read_text().splitlines()) if file.is_file() else 0
-    append_lines(file, [{"epoch": first + n, "seconds": s} for n, s in enumerate(seconds)])
+    append_lines(
+        file, [{"epoch": first + n, "images": 64, "seconds": s} for n, s in enumerate(seconds)]
+    )
 
 
 def test_declared_minutes_decide_while_nothing_is_measured(tmp_path: Path, clock: Clock) -> None:

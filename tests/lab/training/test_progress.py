@@ -8,7 +8,7 @@ import pytest
 
 from solo_ext.lab.training.prepare import prepare
 from solo_ext.lab.training.pretrain import pretrain
-from solo_ext.lab.training.progress import _Bar, duration
+from solo_ext.lab.training.progress import Bar, duration
 from tests.conftest import MakeConfig
 
 
@@ -57,13 +57,13 @@ def test_the_bar_has_the_same_numbers(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[dict[str, object]] = []
-    get_metrics = _Bar.get_metrics
+    get_metrics = Bar.get_metrics
 
-    def noted(self: _Bar, *given: object) -> dict[str, object]:
+    def noted(self: Bar, *given: object) -> dict[str, object]:
         shown.append(get_metrics(self, *given))  # type: ignore[arg-type]
         return shown[-1]
 
-    monkeypatch.setattr(_Bar, "get_metrics", noted)
+    monkeypatch.setattr(Bar, "get_metrics", noted)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     config = make_config("simclr", max_epochs=2, log_every_n_steps=1, enable_progress_bar=True)
     config["data"] |= {"no_labels": True}
