@@ -258,7 +258,7 @@ def composed(settings: BenchmarkSettings, dataset: str, budget: str, row: Row) -
         raise ConfigError("rows", list(settings.rows), "no row trains", "give one a config")
     own = [] if row.config is None else row.changes
     folder = None if settings.config_path is None else Path(settings.config_path)
-    of_all = [*settings.datasets[dataset].changes, *settings.budgets[budget]]
+    of_all = [*settings.datasets[dataset], *settings.budgets[budget]]
     return compose(f"{dataset}/{config}", [*own, *of_all], folder)
 
 

@@ -125,16 +125,6 @@ class Hypothesis(Section):
     note: str = ""
 
 
-class DatasetEntry(Section):
-    """One data set, with changes of the settings of all its runs.
-
-    >>> DatasetEntry(changes=["data.fraction=0.1"])
-    DatasetEntry(changes=['data.fraction=0.1'])
-    """
-
-    changes: list[str] = []
-
-
 class Stage(Section):
     """Runs of one budget that belong together: some rows, with some seeds, seed by seed.
 
@@ -163,7 +153,7 @@ class BenchmarkSettings(Section):
     """Data sets x stages; a stage is rows x seeds with one budget.
 
     Attributes:
-        datasets: data sets by the name of their folder of configs.
+        datasets: changes of the settings of every run of a data set, by its folder of configs.
         budgets: changes that apply to every run of a budget, by its name.
         stages: by name, run in this order; empty: one for each budget, of all rows and seeds.
         teacher: the row whose run, of seed 0, is the teacher of the others.
@@ -175,14 +165,14 @@ class BenchmarkSettings(Section):
         config_path: folder of the user's own configs; null: the shipped ones.
 
     >>> rows = {"pcl": {"config": "pcl", "bases": ["simclr"]}, "simclr": {"config": "simclr"}}
-    >>> settings = BenchmarkSettings(title="mine", datasets={"digits": {}}, rows=rows, seeds=[1, 2])
+    >>> settings = BenchmarkSettings(title="mine", datasets={"digits": []}, rows=rows, seeds=[1, 2])
     >>> [(stage.budget, stage.rows, stage.seeds) for stage in settings.every_stage()]
     [('default', ['pcl', 'simclr'], [1, 2])]
     """
 
     title: str
     about: str = ""
-    datasets: Annotated[dict[Name, DatasetEntry], MinLen(1)]
+    datasets: Annotated[dict[Name, list[str]], MinLen(1)]
     budgets: Annotated[dict[Name, list[str]], MinLen(1)] = {"default": []}
     seeds: Annotated[list[Seed], MinLen(1)] = [1]
     rows: Annotated[dict[Name, Row], MinLen(1)]
@@ -330,7 +320,7 @@ def checked_benchmark(given: Mapping[str, Any]) -> BenchmarkSettings:
         ConfigError: an unknown key, row or score, or a value out of range.
 
     >>> rows = {"simclr": {"config": "simclr"}}
-    >>> checked_benchmark({"title": "mine", "datasets": {"digits": {}}, "rows": rows}).seeds
+    >>> checked_benchmark({"title": "mine", "datasets": {"digits": []}, "rows": rows}).seeds
     [1]
     """
     # Import it here: the protocols import torch, which a report does not need.

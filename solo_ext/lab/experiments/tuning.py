@@ -19,7 +19,6 @@ from solo_ext.lab.experiments.plan import PlannedRun, composed
 from solo_ext.lab.experiments.records import Record
 from solo_ext.lab.experiments.settings import (
     BenchmarkSettings,
-    DatasetEntry,
     Dimension,
     Row,
     Stage,
@@ -49,7 +48,7 @@ def trial_settings(
 
     >>> from solo_ext.lab.experiments.settings import checked_benchmark
     >>> tuning = {"trials": 2, "space": {"optimizer.lr": {"choices": [0.1, 0.3]}}}
-    >>> given = {"title": "mine", "datasets": {"digits": {}}, "rows": {"pcl": {"config": "pcl"}}}
+    >>> given = {"title": "mine", "datasets": {"digits": []}, "rows": {"pcl": {"config": "pcl"}}}
     >>> list(trial_settings(checked_benchmark({**given, "tuning": tuning})).rows)
     ['pcl.0', 'pcl.1']
     """
@@ -86,8 +85,8 @@ def trial_settings(
         update={
             "title": f"{settings.title}, tuning",
             "datasets": {
-                name: DatasetEntry(changes=[*entry.changes, f"data.holdout={tuning.holdout}"])
-                for name, entry in settings.datasets.items()
+                name: [*changes, f"data.holdout={tuning.holdout}"]
+                for name, changes in settings.datasets.items()
             },
             "budgets": {
                 name: of_all if name == budget else [*of_all, f"max_epochs={n}"]

@@ -15,18 +15,16 @@ from tests.digits import few_digits
 TINY: dict[str, Any] = {
     "title": "tiny",
     "datasets": {
-        "digits": {
-            "changes": [
-                "accelerator=cpu",
-                "backbone.kwargs.channels=[8,8,8,8]",
-                "backbone.kwargs.stem_width=8",
-                "data.fraction=0.2",
-                "data.augmentation=batch",
-                "optimizer.batch_size=64",
-                "online_eval.every_n_epochs=2",
-                "max_epochs=3",
-            ]
-        }
+        "digits": [
+            "accelerator=cpu",
+            "backbone.kwargs.channels=[8,8,8,8]",
+            "backbone.kwargs.stem_width=8",
+            "data.fraction=0.2",
+            "data.augmentation=batch",
+            "optimizer.batch_size=64",
+            "online_eval.every_n_epochs=2",
+            "max_epochs=3",
+        ]
     },
     "seeds": [1, 2],
     "rows": {

@@ -33,7 +33,7 @@ def settings(**given: Any) -> BenchmarkSettings:
     """Two data sets' worth of nothing special: rows a (ours), b (the host's), pixels."""
     base: dict[str, Any] = {
         "title": "A benchmark",
-        "datasets": {"digits": {}},
+        "datasets": {"digits": []},
         "seeds": list(SEEDS),
         "rows": {
             "a": {"config": "debiased", "bases": ["b"]},

@@ -58,10 +58,10 @@ def test_a_key_is_of_what_decides_the_numbers(tiny: dict[str, Any]) -> None:
     def key(**change: Any) -> str:
         return planned(tiny, "simclr", **({"seeds": [1]} | change))[0].key
 
-    first, changes = key(), tiny["datasets"]["digits"]["changes"]
+    first, changes = key(), tiny["datasets"]["digits"]
 
     def changed(*more: str) -> str:
-        return key(datasets={"digits": {"changes": [*changes, *more]}})
+        return key(datasets={"digits": [*changes, *more]})
 
     assert key() == key(title="another", about="text") == first
     assert changed("name=another", "checkpoint.keep_prev=true", "data.num_workers=2") == first
@@ -86,7 +86,7 @@ def test_not_where_the_images_lie_but_which_they_are_is_part_of_a_key(
                 (tmp_path / name / split / label).mkdir(parents=True)
                 for file in files[split == without : 3]:
                     shutil.copy(file, tmp_path / name / split / label)
-        tiny["datasets"]["digits"]["changes"] = [
+        tiny["datasets"]["digits"] = [
             *(f"data.{split}_path={tmp_path}/{name}/{split}" for split in ("train", "val")),
             "optimizer.batch_size=8",
         ]
@@ -175,7 +175,7 @@ def test_students_are_checked_before_their_teacher_trains(tiny: dict[str, Any]) 
 
 
 def test_a_baseline_has_the_backbone_of_the_rows_not_of_the_teacher(tiny: dict[str, Any]) -> None:
-    tiny["datasets"]["digits"]["changes"] = ["max_epochs=1"]
+    tiny["datasets"]["digits"] = ["max_epochs=1"]
     tiny["rows"] = {"teacher": {"config": "teacher"}, **tiny["rows"]}
     runs = {run.row: run for run in planned(tiny, teacher="teacher")}
     widths = {n: r.config["backbone"]["kwargs"]["channels"][0] for n, r in runs.items()}
@@ -366,10 +366,10 @@ def test_weights_that_runs_start_from_are_part_of_the_key(
     tiny: dict[str, Any], tmp_path: Path
 ) -> None:
     """By the digest of their file, wherever it lies; null is as without the setting."""
-    changes = tiny["datasets"]["digits"]["changes"]
+    changes = tiny["datasets"]["digits"]
 
     def key(weights: str) -> str:
-        tiny["datasets"]["digits"]["changes"] = [*changes, f"backbone.weights={weights}"]
+        tiny["datasets"]["digits"] = [*changes, f"backbone.weights={weights}"]
         return planned(tiny, "simclr", seeds=[1])[0].key
 
     without = planned(tiny, "simclr", seeds=[1])[0].key

@@ -39,7 +39,7 @@ TOKEN = secrets.token_hex(32)
 def tiny(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Runs that are still at work half a second after a line of theirs was read."""
     monkeypatch.delenv("SOLO_EXT_DATA")
-    tiny["datasets"]["digits"]["changes"].append("backbone.kwargs.stem_width=32")
+    tiny["datasets"]["digits"].append("backbone.kwargs.stem_width=32")
     return tiny
 
 
@@ -121,7 +121,7 @@ def test_a_killed_worker_and_a_lost_node(
     cluster: Any, tmp_path: Path, tiny: dict[str, Any]
 ) -> None:
     """One of two runs loses its worker, the other its node: both end as if left alone."""
-    tiny["datasets"]["digits"]["changes"].append("max_epochs=6")
+    tiny["datasets"]["digits"].append("max_epochs=6")
     settings = checked_benchmark(tiny | {"seeds": [1]})
     plan, out = make_plan(settings, ["simclr", "debiased"]), tmp_path / "out"
     ray = RayLauncher(1)
@@ -171,7 +171,7 @@ def node_of(cluster: Any, folder: Path, rank: int) -> Any:
 def test_a_run_of_two_nodes_loses_both(cluster: Any, tmp_path: Path, tiny: dict[str, Any]) -> None:
     """First one, then the other. It goes on with those that take their place, and ends as on two
     devices of one machine."""
-    tiny["datasets"]["digits"]["changes"] += ["max_epochs=6", "strategy=ddp"]
+    tiny["datasets"]["digits"] += ["max_epochs=6", "strategy=ddp"]
     rows = ["debiased", "raw-pixels"]
     settings = checked_benchmark(tiny | {"seeds": [1]})
     # The head of the cluster, which cannot be lost, has none of these.
@@ -308,7 +308,7 @@ def test_what_is_started_again_on_both_nodes(
 def test_told_to_end_it_saves(
     cluster: Any, tmp_path: Path, tiny: dict[str, Any], nodes: int
 ) -> None:
-    tiny["datasets"]["digits"]["changes"] += ["optimizer.batch_size=8", "log_every_n_steps=1"]
+    tiny["datasets"]["digits"] += ["optimizer.batch_size=8", "log_every_n_steps=1"]
     settings = checked_benchmark(tiny | {"seeds": [1]})
     plan, ray = make_plan(settings, ["debiased"], nodes=nodes), RayLauncher(1, nodes=nodes)
 

@@ -52,7 +52,7 @@ def test_table(folder: Path, tmp_path: Path) -> None:
 
 
 def test_data_sets_are_columns(tmp_path: Path) -> None:
-    made = settings(datasets={"digits": {}, "cifar10": {}}, headline=["knn"])
+    made = settings(datasets={"digits": [], "cifar10": []}, headline=["knn"])
     records = [*rows_of({"a": A}), record("b", 1, 40.0, dataset="cifar10")]
     lines = tables([write_folder(tmp_path, made, records)], tmp_path).splitlines()
     assert lines[2] == "|  | digits: knn | cifar10: knn |"

@@ -157,7 +157,7 @@ def test_told_to_end_in_the_first_epoch(
     out = tmp_path / "out"
     # An epoch that is not over before the signals come.
     slow = ["optimizer.batch_size=8", "log_every_n_steps=1", "backbone.kwargs.stem_width=32"]
-    tiny["datasets"]["digits"]["changes"] += slow
+    tiny["datasets"]["digits"] += slow
     process = start(tiny | {"seeds": [1]}, tmp_path, "--rows", "debiased")
 
     def trains() -> bool:
@@ -189,7 +189,7 @@ def test_killed_it_ends_alike(tmp_path: Path, tiny: dict[str, Any]) -> None:
     What it started ends by itself, and what was trained is not trained again by the next call.
     """
     whole, out = tmp_path / "whole", tmp_path / "out"
-    tiny["datasets"]["digits"]["changes"].append("max_epochs=5")
+    tiny["datasets"]["digits"].append("max_epochs=5")
     tiny |= {"seeds": [1]}
     rows = "simclr", "debiased"
     run_here(tiny, whole, *rows)
@@ -224,7 +224,7 @@ def test_a_teacher_whose_run_directory_is_gone_is_trained_again(
     """As where records were copied from elsewhere to go on with them."""
     tiny["rows"] = {"teacher": {"config": "simclr"}, "seed": {"config": "seed"}}
     tiny |= {"teacher": "teacher", "seeds": [1]}
-    tiny["datasets"]["digits"]["changes"].append("max_epochs=1")
+    tiny["datasets"]["digits"].append("max_epochs=1")
     run_here(tiny, tmp_path)
     first = numbers(tmp_path)
     shutil.rmtree(tmp_path / "runs")
@@ -275,7 +275,7 @@ def test_no_student_of_an_unfinished_teacher(
     """Of one whose weights were deleted, or whom a stopped call had begun to train again."""
     tiny["rows"] = {"teacher": {"config": "simclr"}, "seed": {"config": "seed"}}
     tiny |= {"teacher": "teacher", "seeds": [1]}
-    tiny["datasets"]["digits"]["changes"].append("max_epochs=1")
+    tiny["datasets"]["digits"].append("max_epochs=1")
     run_here(tiny, tmp_path, "teacher")
     (folder,) = (tmp_path / "runs").iterdir()
     for file in folder.glob(lost):
@@ -323,7 +323,7 @@ def test_two_calls_at_once(
 @pytest.mark.slow
 def test_a_run_of_two_processes(tmp_path: Path, tiny: dict[str, Any]) -> None:
     """Lightning starts the second one; it trains along and leaves the rest to the first."""
-    tiny["datasets"]["digits"]["changes"] += ["strategy=ddp", "max_epochs=2"]
+    tiny["datasets"]["digits"] += ["strategy=ddp", "max_epochs=2"]
     process = start(tiny | {"seeds": [1]}, tmp_path, "--rows", "debiased", "--devices", "2")
     _, shown = process.communicate()
     assert process.returncode == 0, shown

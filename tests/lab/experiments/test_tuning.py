@@ -23,7 +23,7 @@ SPACE = {
 
 
 def without_warmup(tiny: dict[str, Any]) -> dict[str, Any]:
-    tiny["datasets"]["digits"]["changes"] += ["scheduler.warmup_epochs=0"]
+    tiny["datasets"]["digits"] += ["scheduler.warmup_epochs=0"]
     return tiny
 
 
@@ -147,10 +147,10 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
     for rungs in ([3], [2, 1], [1, 1]):
         with pytest.raises(ConfigError, match=r"tuning\.rungs.*do not ascend to the 3 epochs"):
             trial_settings(settings(tiny, rungs=rungs), ["simclr"])
-    tiny["datasets"]["digits"]["changes"] += ["scheduler.warmup_epochs=2"]
+    tiny["datasets"]["digits"] += ["scheduler.warmup_epochs=2"]
     with pytest.raises(ConfigError, match=r"tuning\.rungs=\[2\].*within the 2 epochs of warm-up"):
         trial_settings(settings(tiny, rungs=[2]), ["simclr"])
-    tiny["datasets"]["digits"]["changes"] += ["scheduler.name=none"]
+    tiny["datasets"]["digits"] += ["scheduler.name=none"]
     assert trial_settings(settings(tiny, rungs=[2]), ["simclr"])
     tiny["budgets"] = {"a": [], "b": ["max_epochs=2"]}
     with pytest.raises(ConfigError, match="takes one data set and budget"):
@@ -166,7 +166,7 @@ def test_scored_without_labels(
     """By LiDAR of the held-out training images; no protocol that needs labels is run."""
     monkeypatch.setattr(benchmark, "LocalLauncher", lambda *_: in_this_process)
     tiny["evaluation"] = {"views": VIEWS}
-    tiny["datasets"]["digits"]["changes"] += ["max_epochs=1", "online_eval.every_n_epochs=0"]
+    tiny["datasets"]["digits"] += ["max_epochs=1", "online_eval.every_n_epochs=0"]
     space = {"optimizer.lr": SPACE["optimizer.lr"]}
     tiny["tuning"] = {"trials": 2, "holdout": 0.25, "measure": "views_lidar", "space": space}
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"
@@ -198,7 +198,7 @@ def test_the_lowest_score_wins_where_lower_is_better(tmp_path: Path, tiny: dict[
 
 
 def test_data_without_labels(tiny: dict[str, Any]) -> None:
-    tiny["datasets"]["digits"]["changes"] += ["data.no_labels=true", "data.val_path=null"]
+    tiny["datasets"]["digits"] += ["data.no_labels=true", "data.val_path=null"]
     with pytest.raises(ConfigError, match=r"evaluates on labelled.*evaluation without labels"):
         make_plan(checked_benchmark(tiny), ["simclr"])
 
@@ -213,7 +213,7 @@ def test_from_the_command_line(
     """Of four trials of an epoch the best one and the unchanged one train for three."""
     monkeypatch.setattr(benchmark, "LocalLauncher", lambda *_: in_this_process)
     tuning = {"trials": 4, "holdout": 0.25, "space": SPACE, "rungs": [1]}
-    without_warmup(tiny)["datasets"]["digits"]["changes"] += ["online_eval.every_n_epochs=0"]
+    without_warmup(tiny)["datasets"]["digits"] += ["online_eval.every_n_epochs=0"]
     tiny |= {"tuning": tuning, "minutes": 5, "teacher": "teacher"}
     teacher = {"config": "teacher", "changes": ["method_kwargs.temperature=0.3"]}
     tiny["rows"] |= {"teacher": teacher, "seed": {"config": "seed"}}

@@ -143,7 +143,7 @@ def test_rows_that_differ_in_more_decide_nothing(isolates: Any, reason: str) -> 
 
 def test_every_data_set_and_budget_has_a_verdict() -> None:
     made = settings(
-        datasets={"digits": {}, "cifar10": {}},
+        datasets={"digits": [], "cifar10": []},
         budgets={"short": [], "long": ["max_epochs=9"]},
         hypotheses={"h": hypothesis()},
     )
