@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from solo_ext.core.errors import UserError
 from solo_ext.methods.distillation import TeacherKwargs
-from solo_ext.pretrained.libraries import _load_file
+from solo_ext.pretrained.libraries import _load_file, fitted
 from solo_ext.pretrained.loaded import LoadedTeacher
 from solo_ext.pretrained.teachers import load_teacher
 from tests.pretrained.conftest import refusal
@@ -209,3 +209,25 @@ def test_files_older_than_their_layers(tmp_path: Path) -> None:
     _load_file(network, str(file), "torchvision", ("classifier",), "densenet121")
     with pytest.raises(UserError, match="missing: "):
         _load_file(network, str(file), "torchvision", ("classifier",), "resnet18")
+
+
+def test_when_timm_makes_weights_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only weights that do not fit, with counts of batches; what it spoils stays as it was."""
+    network = timm_model(0)
+    plain = network.state_dict()
+    old = {f"old.{k}": v for k, v in plain.items() if not k.endswith("num_batches_tracked")}
+
+    def rename(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        return {k.removeprefix("old."): v + 1 for k, v in state.items()}
+
+    def fail(state: dict[str, Tensor], model: nn.Module) -> None:
+        state.clear()
+        raise RuntimeError
+
+    monkeypatch.setattr("timm.models.resnet.checkpoint_filter_fn", rename, raising=False)
+    assert torch.equal(fitted(network, plain)["bn1.bias"], plain["bn1.bias"])
+    found = fitted(network, old)
+    assert found.keys() == plain.keys()
+    assert torch.equal(found["bn1.bias"], plain["bn1.bias"] + 1)
+    monkeypatch.setattr("timm.models.resnet.checkpoint_filter_fn", fail)
+    assert fitted(network, old).keys() >= old.keys()

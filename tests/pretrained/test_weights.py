@@ -92,6 +92,7 @@ def test_key_encoder_is_left_out(official: MakeOfficial, build: Build, tmp_path:
 def test_torchvisions_and_timms_files(name: str, build: Build, tmp_path: Path) -> None:
     """solo-learn's own ResNets and timm's have torchvision's keys."""
     plain = torchvision.models.resnet18()
+    plain.bn1.num_batches_tracked.fill_(7)
     network = build(name)
     torch.save({"model": {f"module.{k}": v for k, v in plain.state_dict().items()}}, tmp_path / "a")
     other: Any = timm_model("resnet18")
@@ -149,6 +150,42 @@ def test_positions_are_resized_as_timm_does(build: Build, tmp_path: Path) -> Non
     wanted = resample_abs_pos_embed(held.pop("pos_embed"), [4, 4])
     torch.testing.assert_close(own.pop("pos_embed"), wanted)
     assert all(torch.equal(own[k], held[k]) for k in own)
+
+
+@pytest.mark.filterwarnings("ignore:torch.searchsorted", "ignore:Using a non-tuple sequence")
+def test_tables_of_relative_positions_are_resized(build: Build, tmp_path: Path) -> None:
+    """A Swin of windows of 4 from one of windows of 7, as timm does it with a download."""
+    name = "swin_tiny_patch4_window7_224"
+    kwargs: dict[str, Any] = {"depths": (1,), "num_heads": (2,), "embed_dim": 16}
+    torch.save(timm_model(name, num_classes=3, **kwargs).state_dict(), tmp_path / "file.pth")
+    network = build(f"timm/{name}", img_size=32, window_size=4, **kwargs)
+    began = start(network, tmp_path / "file.pth")
+    (table,) = began.resized
+    assert table.endswith("relative_position_bias_table")
+    overlay = {"file": str(tmp_path / "file.pth"), "num_classes": 3, "custom_load": False}
+    kwargs = {**kwargs, "img_size": 32, "window_size": 4, "num_classes": 0}
+    own = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **kwargs)
+    assert equal(network, own)
+
+
+@pytest.mark.parametrize("classes", [0, 7])
+def test_norms_below_the_prefix_of_a_classifier(classes: int, build: Build, tmp_path: Path) -> None:
+    """A ConvNeXt without classifier keeps ``head.norm``."""
+    kwargs: dict[str, Any] = {"depths": (1, 1, 1, 1), "dims": (8, 8, 8, 8)}
+    plain: Any = timm_model("convnext_atto", num_classes=classes, **kwargs)
+    plain.head.norm.weight.data.fill_(2)
+    torch.save(plain.state_dict(), tmp_path / "file.pth")
+    network = build("timm/convnext_atto", **kwargs)
+    began = start(network, tmp_path / "file.pth")
+    assert network.state_dict()["head.norm.weight"].eq(2).all()
+    assert [*began.left_out] == (["head.fc.weight", "head.fc.bias"] if classes else [])
+
+
+def test_networks_derived_from_timms(build: Build, tmp_path: Path) -> None:
+    torch.save(timm_model("vit_tiny_patch16_224", **TINY_VIT).state_dict(), tmp_path / "a")
+    network = build("timm/vit_tiny_patch16_224", img_size=64, **TINY_VIT)
+    network.__class__ = type("Mine", (type(network),), {})
+    assert start(network, tmp_path / "a").resized == ["pos_embed"]
 
 
 def test_dinov2(build: Build, tmp_path: Path) -> None:
