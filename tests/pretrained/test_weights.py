@@ -181,6 +181,19 @@ def test_norms_below_the_prefix_of_a_classifier(classes: int, build: Build, tmp_
     assert [*began.left_out] == (["head.fc.weight", "head.fc.bias"] if classes else [])
 
 
+def test_timm_changes_no_weights_that_fit_but_for_a_classifier(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain: Any = timm_model("resnet10t", num_classes=5, **TINY_RESNET)
+    torch.save(plain.state_dict(), tmp_path / "file.pth")
+    plain.reset_classifier(0)
+    network = build("timm/resnet10t", **TINY_RESNET)
+    added = lambda state, _: {k: v + 1 for k, v in state.items()}  # noqa: E731
+    monkeypatch.setattr("timm.models.resnet.checkpoint_filter_fn", added, raising=False)
+    start(network, tmp_path / "file.pth")
+    assert equal(network, plain)
+
+
 def test_networks_derived_from_timms(build: Build, tmp_path: Path) -> None:
     torch.save(timm_model("vit_tiny_patch16_224", **TINY_VIT).state_dict(), tmp_path / "a")
     network = build("timm/vit_tiny_patch16_224", img_size=64, **TINY_VIT)
