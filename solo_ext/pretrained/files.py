@@ -39,12 +39,12 @@ def read_checkpoint(path: Path, allowed: tuple[type, ...] = ()) -> dict[str, Any
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         refused = _REFUSED.search(str(error))
-        reason = first_line(error)
+        # Of other errors torch tells what its reader met, or how to load it with the code in it.
+        reason = "it is no file of torch.save, or a damaged one"
         if refused is not None:
-            reason = f"it holds {refused[1]}, which is code and not run"
-        elif "weights_only" in reason:
-            # torch advises to load it in a way that runs code.
-            reason = "it is no file of torch.save, or a damaged one"
+            reason = f"it holds {refused[1]}, which is code and not run; save model.state_dict()"
+        elif isinstance(error, OSError | MemoryError):
+            reason = first_line(error)
         raise UserError(f"checkpoint {str(path)!r} cannot be read: {reason}") from error
     if not isinstance(state, dict):
         raise UserError(

@@ -105,6 +105,7 @@ def recognise_teacher(word: str, key: str = KEY) -> TeacherKwargs:
     flat = source.layout in ("timm", "torchvision")
     advice = (
         f'write "{KEY}={{layout: {"timm" if flat else source.layout}, path: {word}, model: NAME}}"'
+        f"{' instead' if key != KEY else ''}"
         f"{', or layout: torchvision,' if flat else ''} with the NAME that the model has there"
     )
     if not found:
@@ -242,6 +243,8 @@ def _any(weights: Mapping[str, Any], *prefixes: str) -> bool:
 
 
 def _described(weights: Mapping[str, Any]) -> str:
+    if not weights:
+        return "it is empty"
     shown = [
         f"{name} {tuple(value.shape)}" if isinstance(value, Tensor) else name
         for name, value in [*weights.items()][:2]

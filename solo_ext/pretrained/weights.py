@@ -116,6 +116,23 @@ def start_from(settings: Backbone, network: nn.Module, *further: nn.Module) -> S
     return Start(word, given.title, given.digest, given.file, len(fitted), resized, others)
 
 
+def check_start(settings: Backbone, network: nn.Module) -> None:
+    """Refuses a file of ``backbone.weights`` that a backbone cannot start from.
+
+    Weights that a library would fetch are not looked at.
+
+    Raises:
+        ConfigError: as :func:`start_from`.
+        UserError: the file cannot be read.
+
+    >>> check_start(Backbone(name="resnet18", weights="nowhere.pth"), nn.Identity())
+    Traceback (most recent call last):
+    solo_ext.core.errors.ConfigError: backbone.weights='nowhere.pth': no such file or folder; ...
+    """
+    if settings.weights is not None and recognise_source(settings.weights, KEY).path is not None:
+        start_from(settings, network)
+
+
 def weights_digest(word: str) -> str | None:
     """Digest of the file that a word names; ``None`` if there is none, as for a library's model.
 
@@ -217,7 +234,8 @@ def _refuse(
         f"{backbone} has no {_with_shapes(unknown, weights)}" if unknown else "",
     ]
     told = "; ".join(filter(None, faults))
-    problem = f"{given.title} does not fit {backbone} ({told})"
+    who = "it" if given.title.endswith(repr(settings.weights)) else given.title
+    problem = f"{who} does not fit {backbone} ({told})"
     raise ConfigError(KEY, settings.weights, problem, _remedy(settings, own, weights, shaped))
 
 
@@ -228,9 +246,9 @@ def _remedy(
     shaped: Sequence[str],
 ) -> str:
     only_stem = len(shaped) == 1 and own[shaped[0]].ndim == 4
+    if only_stem and "patch_embed" in shaped[0]:
+        return f"set backbone.kwargs.patch_size to {weights[shaped[0]].shape[-1]}"
     if only_stem and own[shaped[0]].shape[-1] < weights[shaped[0]].shape[-1]:
-        if "patch_embed" in shaped[0]:
-            return f"set backbone.kwargs.patch_size to {weights[shaped[0]].shape[-1]}"
         if settings.name.startswith(PREFIX):
             return "set backbone.kwargs.small_stem to false, which keeps the stem of the file"
         return (

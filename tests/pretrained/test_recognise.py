@@ -188,7 +188,7 @@ def test_what_fits_two_models_is_refused(tmp_path: Path) -> None:
             "architecture is not recognised",
         ),
         ({"features.0.weight": torch.ones(3)}, "architecture is not recognised (1 entries: feat"),
-        ({}, "no layout that is known (0 entries"),
+        ({}, "no layout that is known (it is empty"),
     ],
 )
 def test_files_of_no_known_layout(content: Any, says: str, tmp_path: Path) -> None:
@@ -199,9 +199,10 @@ def test_files_of_no_known_layout(content: Any, says: str, tmp_path: Path) -> No
     assert path in line
 
 
-def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"{}", b"some text", b"", b"PK\x03\x04 cut short"])
+def test_files_that_are_no_checkpoint(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file.pth"
-    path.write_text("{}")
+    path.write_bytes(content)
     line = refusal(recognise_teacher, str(path))
     assert line.endswith("it is no file of torch.save, or a damaged one")
 

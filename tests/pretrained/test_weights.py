@@ -294,10 +294,12 @@ def test_stems_for_small_images(build: Build, tmp_path: Path) -> None:
 
 def test_patches_of_another_size_are_not_resampled(build: Build, tmp_path: Path) -> None:
     torch.save(timm.create_model("vit_tiny_patch16_224", **TINY_VIT).state_dict(), tmp_path / "a")
-    network = build("timm/vit_tiny_patch16_224", img_size=32, patch_size=4, **TINY_VIT)
-    line = refusal(start, network, tmp_path / "a")
-    assert "patch_embed.proj.weight is (16, 3, 16, 16) in the file and (16, 3, 4, 4) in" in line
-    assert "set backbone.kwargs.patch_size to 16" in line
+    for size in (4, 32):
+        network = build("timm/vit_tiny_patch16_224", img_size=32, patch_size=size, **TINY_VIT)
+        line = refusal(start, network, tmp_path / "a")
+        shapes = f"(16, 3, 16, 16) in the file and (16, 3, {size}, {size}) in"
+        assert f"patch_embed.proj.weight is {shapes}" in line
+        assert "set backbone.kwargs.patch_size to 16" in line
 
 
 def test_deeper_network_is_no_start_of_a_shallower_one(build: Build, tmp_path: Path) -> None:

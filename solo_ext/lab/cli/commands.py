@@ -120,12 +120,14 @@ def _pretrain(args: argparse.Namespace) -> Any:
     if images:
         from solo_ext.lab.end_to_end import pretrain_images
         from solo_ext.lab.training.own_images import plan_run
+        from solo_ext.pretrained.weights import check_start
 
         if args.dry_run:
             plan = plan_run(images, args.method, overrides, teacher=args.teacher)
             for line in plan.lines():
                 tell(line)
-            prepare(plan.config)
+            prepared = prepare(plan.config)
+            check_start(prepared.run.backbone, prepared.method(prepared.cfg).backbone)
             return plan.config
         given = images, args.method, overrides
         result: Any = pretrain_images(

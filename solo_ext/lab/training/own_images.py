@@ -17,7 +17,7 @@ from typing import Any
 import timm
 import torch
 
-from solo_ext.config.check import check_run, common_config
+from solo_ext.config.check import check_run, common_config, validated
 from solo_ext.config.compose import compose, parse
 from solo_ext.config.schema import MOST_WORKERS, Backbone
 from solo_ext.core.errors import ConfigError
@@ -148,19 +148,25 @@ def plan_run(
     >>> [choice.key for choice in plan.choices][:3]
     ['data.no_labels', 'data.holdout', 'augmentations.0.crop_size']
     """
-    method = method or ("pcl" if teacher is None else "protoseed")
-    check_method_of_images(method)
     # A group of configs, such as `solo_ext/augmentations@augmentations=cifar`, has a package.
     given = {one.package or one.key_or_group: one.value() for one in parse(overrides)}
+    # A file of a network that is not recognised is named by its settings.
+    settings = given.get("method_kwargs.teacher")
+    if teacher is not None and settings is not None:
+        problem = "method_kwargs.teacher names one too"
+        raise ConfigError("--teacher", teacher, problem, "leave one of them out")
+    taught = teacher is not None or isinstance(settings, dict)
+    method = method or ("protoseed" if taught else "pcl")
+    check_method_of_images(method)
     for key in ("method", "data.train_path", "data.dataset", "data.format"):
         if key in given:
             remedy = "name it by --method" if key == "method" else "or write a config"
             raise ConfigError(key, given[key], "IMAGES and --method say it", remedy)
-    if (teacher is None) == (method in _TAUGHT) and "method_kwargs.teacher" not in given:
-        if teacher is None:
+    if taught != (method in _TAUGHT):
+        if not taught:
             remedy = "name one: --teacher timm/<model>, torchvision/<model>, a run or a file"
             raise ConfigError("--method", method, "it learns from a teacher", remedy)
-        remedy = f"take {' or '.join(_TAUGHT)}, or leave --teacher out"
+        remedy = f"take {' or '.join(_TAUGHT)}, or leave the teacher out"
         raise ConfigError("--method", method, "it has no teacher", remedy)
     no_labels = given.get("data.no_labels")
     config = compose(f"{OF_IMAGES}/{method}", overrides)
@@ -171,6 +177,8 @@ def plan_run(
     if "name" not in given:
         config["name"] = pictures.name
     taught_by = None if teacher is None else recognise_teacher(teacher, "--teacher")
+    if isinstance(settings, dict):
+        taught_by = validated(TeacherKwargs, settings, prefix="method_kwargs.teacher")
     rules = _Rules(config, given, pictures, machine or Machine.here(), taught_by)
     return Plan(config, pictures, rules.apply())
 
@@ -290,7 +298,7 @@ class _Rules:
             return
         found = student_settings(self.taught_by, self.side)
         teacher, head = found.method_kwargs["teacher"], found.method_kwargs["head"]
-        self.set("method_kwargs.teacher", teacher, "", shown=False)
+        self.config["method_kwargs"]["teacher"] = teacher
         self.choices.append(
             Choice("method_kwargs.teacher.layout", teacher["layout"], found.description)
         )

@@ -17,6 +17,7 @@ from PIL import Image
 from solo_ext import pretrain
 from solo_ext.config.compose import compose, shipped_configs
 from solo_ext.core.errors import ConfigError
+from solo_ext.lab.cli.main import main
 from solo_ext.lab.training.own_images import Machine, Plan, plan_run
 from solo_ext.lab.training.pictures import LEAST, look_at
 from solo_ext.lab.training.prepare import prepare
@@ -356,6 +357,49 @@ def test_a_teacher_by_one_word(album: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=problem):
             plan_run([str(album)], method, TINY, teacher=teacher, machine=CPU)
+
+
+def test_a_dry_run_refuses_weights_that_a_run_refuses(
+    album: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import timm
+
+    for channels, fits in ((8, True), (16, False)):
+        file = tmp_path / f"{channels}.pth"
+        network = timm.create_model("resnet10t", channels=(channels,) * 4)
+        torch.save(network.state_dict(), file)
+        words = ["pretrain", str(album), *TINY, f"backbone.weights={file}", "--dry-run"]
+        assert main(words) == (0 if fits else 2)
+        assert ("it does not fit backbone 'timm/resnet10t'" in capsys.readouterr().err) != fits
+    assert main([*words, "backbone.weights=nowhere.pth"]) == 2
+    assert "backbone.weights='nowhere.pth': no such file or folder" in capsys.readouterr().err
+
+
+def test_a_teacher_by_its_settings(album: Path, tmp_path: Path) -> None:
+    """Of a network that is not recognised, as the message says; the rest is as with --teacher."""
+    import timm
+
+    file = tmp_path / "weights.pth"
+    torch.save(timm.create_model("convnext_atto").state_dict(), file)
+    with pytest.raises(ConfigError, match=r"\{layout: timm, path: .*, model: NAME\}\" instead, or"):
+        plan_run([str(album)], None, TINY, teacher=str(file), machine=CPU)
+    written = f"method_kwargs.teacher={{layout: timm, path: {file}, model: convnext_atto}}"
+    plan = plan_run([str(album)], None, [*TINY, written], machine=CPU)
+    assert plan.config["method"] == "protoseed"
+    assert plan.config["method_kwargs"]["head"] == "mlp"
+    assert prepare(plan.config).run.method_kwargs.teacher.model == "convnext_atto"
+    for method, teacher, change, problem in (
+        ("simclr", None, written, "it has no teacher"),
+        (None, str(file), written, "names one too; leave one of them out"),
+        (
+            None,
+            None,
+            "method_kwargs.teacher={layout: tim}",
+            r"method_kwargs\.teacher\.layout='tim'",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            plan_run([str(album)], method, [*TINY, change], teacher=teacher, machine=CPU)
 
 
 @pytest.mark.slow
