@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -136,11 +137,13 @@ def _note_unfinished(out: Path) -> None:
     lines = []
     for file in sorted(out.glob(f"{RUNS}/*/{CODE}")):
         folder = file.parent
-        if not (folder / RECORD).is_file():
-            planned = json.loads((folder / PLANNED).read_text())
-            line = {key: planned[key] for key in ("dataset", "budget", "row", "seed")}
-            epochs = {"epochs": len(read_epochs(folder)), "of": planned["config"]["max_epochs"]}
-            lines.append(line | epochs)
+        # Leave out what somebody has damaged: the next call plans it again.
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            if not (folder / RECORD).is_file():
+                run = PlannedRun(**json.loads((folder / PLANNED).read_text()))
+                line = {key: vars(run)[key] for key in ("dataset", "budget", "row", "seed")}
+                epochs = {"epochs": len(read_epochs(folder)), "of": run.config["max_epochs"]}
+                lines.append(line | epochs)
     (out / UNFINISHED).unlink(missing_ok=True)
     if lines:
         append_lines(out / UNFINISHED, lines)

@@ -390,6 +390,10 @@ def test_students_follow_their_teacher(tmp_path: Path, tiny: dict[str, Any]) -> 
     assert failed == {teacher: "out of memory", student: f"its teacher {teacher} failed"}
     assert records == []
     fails, stopped = False, True
+    # What is damaged does not hide the others.
+    (damaged := tmp_path / "runs" / "damaged").mkdir()
+    (damaged / CODE).touch()
+    (damaged / "planned.json").write_text("{")
     assert run_benchmark(settings, plan, tmp_path, launcher) == ([], {})
     assert started[1:] == [teacher]
     (unfinished,) = read_jsonl(tmp_path / UNFINISHED)
