@@ -90,9 +90,12 @@ class Pace:
         return running[-1] if ending and max(ending) > left else None
 
     def _each(self, folder: Path) -> float | None:
-        """Seconds of an epoch at the present load."""
-        timed = _epochs(folder)[self._counts_from[folder] :]
-        return statistics.fmean(timed[-_ENOUGH:]) if len(timed) >= _ENOUGH else None
+        """Seconds of an epoch at the present load; of a short run that is trained, of all."""
+        timed = _epochs(folder)
+        latest = timed[self._counts_from[folder] :]
+        if len(latest) < _ENOUGH:
+            return statistics.fmean(timed) if 0 < _planned(folder)[0] <= len(timed) else None
+        return statistics.fmean(latest[-_ENOUGH:])
 
     def _ends_in(self, folder: Path) -> float | None:
         each, left = self._each(folder), _planned(folder)[0] - len(_epochs(folder))

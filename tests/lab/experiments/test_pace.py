@@ -101,6 +101,18 @@ def test_a_wrong_guess_does_not_leave_the_machine_idle(tmp_path: Path, clock: Cl
     assert Pace(clock.now).next_of([other]) is None
 
 
+def test_a_run_of_few_epochs_counts_when_it_is_trained(tmp_path: Path, clock: Clock) -> None:
+    limit = Pace(clock.now + 100)
+    first, other = (run(tmp_path, name, epochs=2) for name in "ab")
+    assert limit.next_of([first, other]) == first
+    limit.starts(first)
+    trained(first, 3.0)
+    assert limit.next_of([other]) is None
+    trained(first, 2.0)
+    assert limit.needs(other) == 5 + AROUND
+    assert limit.next_of([other]) == other
+
+
 def test_without_a_limit_every_run_starts_and_none_is_stopped(tmp_path: Path) -> None:
     limit = Pace(math.inf)
     runs = [run(tmp_path, name, minutes=1e9) for name in "ab"]
