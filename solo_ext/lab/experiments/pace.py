@@ -78,16 +78,17 @@ class Pace:
         return max(AROUND, declared * ratio * (1 - trained))
 
     def superfluous(self, running: Sequence[Path]) -> Path | None:
-        """The run to stop, so that others end in time: the last one, if any will not.
+        """The run to stop, so that others end in time: the last one that trains, if any will not.
 
-        Runs share the machine: without the last one the others are faster. The only run goes on
-        until the limit, which may be more generous than the prediction.
+        Runs share the machine: without the last one the others are faster. The only one that trains
+        goes on until the limit, which may be more generous than the prediction; so does one that is
+        trained and evaluated.
         """
         left = self.left
-        if len(running) < 2 or left == math.inf:
-            return None
-        ending = [seconds for folder in running if (seconds := self._ends_in(folder)) is not None]
-        return running[-1] if ending and max(ending) > left else None
+        training = [] if left == math.inf else [f for f in running if self._epochs_left(f) > 0]
+        ending = [seconds for folder in training if (seconds := self._ends_in(folder)) is not None]
+        late = bool(ending) and max(ending) > left
+        return training[-1] if late and len(training) > 1 else None
 
     def _each(self, folder: Path) -> float | None:
         """Seconds of an epoch at the present load; of a short run that is trained, of all."""
@@ -98,8 +99,11 @@ class Pace:
         return statistics.fmean(latest[-_ENOUGH:])
 
     def _ends_in(self, folder: Path) -> float | None:
-        each, left = self._each(folder), _planned(folder)[0] - len(_epochs(folder))
-        return None if each is None else left * each + AROUND
+        each = self._each(folder)
+        return None if each is None else self._epochs_left(folder) * each + AROUND
+
+    def _epochs_left(self, folder: Path) -> int:
+        return _planned(folder)[0] - len(_epochs(folder))
 
     def _ratio(self, folder: Path) -> float | None:
         """Measured by declared seconds of a run that was started in this call."""

@@ -113,6 +113,22 @@ def test_a_run_of_few_epochs_counts_when_it_is_trained(tmp_path: Path, clock: Cl
     assert limit.next_of([other]) == other
 
 
+def test_what_is_evaluated_is_neither_judged_nor_stopped(tmp_path: Path, clock: Clock) -> None:
+    limit = Pace(clock.now + AROUND / 2)
+    runs = [run(tmp_path, name, epochs=4) for name in "abc"]
+    for folder in runs:
+        limit.starts(folder)
+    trained(runs[2], *[9.0] * 4)
+    trained(runs[0], *[1.0] * 4)
+    assert limit.superfluous(runs) is None
+    # One that trains would not end in time; of the two that train the last one gives way.
+    trained(runs[1], *[9.0] * 3)
+    assert limit.superfluous(runs) is None
+    further = run(tmp_path, "d", epochs=4)
+    limit.starts(further)
+    assert limit.superfluous([runs[0], further, runs[1], runs[2]]) == runs[1]
+
+
 def test_without_a_limit_every_run_starts_and_none_is_stopped(tmp_path: Path) -> None:
     limit = Pace(math.inf)
     runs = [run(tmp_path, name, minutes=1e9) for name in "ab"]
