@@ -18,7 +18,13 @@ from solo_ext.core.errors import ConfigError
 from solo_ext.lab.cli.output import say, show
 from solo_ext.lab.experiments.launchers import Launcher, LocalLauncher, RayLauncher, SlurmLauncher
 from solo_ext.lab.experiments.plan import PlannedRun, make_plan
-from solo_ext.lab.experiments.records import RECORDS, Record, read_records
+from solo_ext.lab.experiments.records import (
+    RECORDS,
+    SETTINGS,
+    Record,
+    read_records,
+    settings_in,
+)
 from solo_ext.lab.experiments.report import differences_table, scores_table, write_report
 from solo_ext.lab.experiments.results import Results
 from solo_ext.lab.experiments.run import run_benchmark
@@ -41,6 +47,8 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         launcher = _launcher(args, settings.threads, out, until)
         assert isinstance(launcher, LocalLauncher)
         return _dry_slot(missing, launcher.places, args.within, out)
+    if not plan:
+        _progress("no run: no stage has these rows and seeds, or none is near its base yet")
     done, records = _run_plan(args, settings, plan, out, until)
     return {**done, **_written(args, out, None)} if records else done
 
@@ -50,6 +58,10 @@ def _tune(args: argparse.Namespace) -> dict[str, Any]:
     trials = trial_settings(settings, args.rows)
     out = Path(args.out or Path("benchmark_runs") / f"{Path(args.config).stem}-tuning")
     plan = make_plan(trials, None, args.devices, args.nodes)
+    if (out / SETTINGS).is_file() and (others := settings_in(out).rows.keys() - trials.rows.keys()):
+        problem = f"{str(out)!r} holds trials of other rows, such as {min(others)}"
+        remedy = "name these rows too, whose trials are kept, or another folder by --out"
+        raise ConfigError("--rows", args.rows or [*settings.rows], problem, remedy)
     if args.dry_run:
         return _dry_tune(trials, plan, out)
     every: dict[str, Any] = {}

@@ -105,9 +105,11 @@ def make_plan(
     found: dict[str, PlannedRun] = {}
     for stage in every:
         for dataset in settings.datasets:
-            names = stage.rows if stage.near is None else _near(settings, dataset, stage, records)
+            shares, names = (devices, nodes), stage.rows
+            if stage.near is not None:
+                names = _near(settings, dataset, stage, records, shares)
             names = [name for name in names if rows is None or name in rows]
-            for run in _stage(settings, dataset, stage, names, (devices, nodes)):
+            for run in _stage(settings, dataset, stage, names, shares):
                 other = found.setdefault(run.key, run)
                 if other.folder != run.folder:
                     words = "row", "budget", "dataset"
@@ -119,22 +121,25 @@ def make_plan(
 
 
 def _near(
-    settings: BenchmarkSettings, dataset: str, stage: Stage, records: Sequence[Record]
+    settings: BenchmarkSettings,
+    dataset: str,
+    stage: Stage,
+    records: Sequence[Record],
+    shares: tuple[int, int],
 ) -> list[str]:
     """The rows of a stage that lie near the first of their bases, and these bases."""
     assert settings.headline is not None
-    measure, seed = settings.headline[0], settings.seeds[0]
-    scores = {
-        record["row"]: record["scores"].get(measure)
-        for record in records
-        if (record["dataset"], record["budget"], record["seed"]) == (dataset, stage.budget, seed)
-    }
+    pairs = {name: base for name in stage.rows for base in settings.rows[name].bases[:1]}
+    first = stage.model_copy(update={"seeds": settings.seeds[:1]})
+    runs = _stage(settings, dataset, first, [*{*pairs, *pairs.values()}], shares)
+    # By their keys: a row may have had another name or other settings.
+    by_key = {record["key"]: record["scores"].get(settings.headline[0]) for record in records}
+    scores = {run.row: by_key.get(run.key) for run in runs}
     kept: set[str] = set()
-    for name in stage.rows:
-        for base in settings.rows[name].bases[:1]:
-            own, other = scores.get(name), scores.get(base)
-            if own is not None and other is not None and abs(own - other) <= (stage.near or 0):
-                kept |= {name, base}
+    for name, base in pairs.items():
+        own, other = scores.get(name), scores.get(base)
+        if own is not None and other is not None and abs(own - other) <= (stage.near or 0):
+            kept |= {name, base}
     return [name for name in settings.rows if name in kept]
 
 

@@ -12,15 +12,15 @@ import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from solo_ext import __version__
 from solo_ext.config.check import validated
 from solo_ext.config.untrusted import read_yaml
-from solo_ext.core.errors import UserError
+from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.core.files import append_lines, first_problem, read_jsonl, read_text
 from solo_ext.lab.experiments.settings import BenchmarkSettings, Hypothesis
 
@@ -39,6 +39,12 @@ class Curves(TypedDict):
     epochs: list[int]
     seconds: list[float]
     scores: dict[str, list[float | None]]
+
+
+def _with_zone(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("a time with its zone, as 2026-05-01T00:00:00+00:00")
+    return text
 
 
 class Record(TypedDict):
@@ -82,7 +88,7 @@ class Record(TypedDict):
     memory: dict[str, int | None] | None
     scores: dict[str, float]
     curves: Curves | None
-    finished: str
+    finished: Annotated[str, AfterValidator(_with_zone)]
 
 
 _RECORD = TypeAdapter(Record)
@@ -94,8 +100,7 @@ def settings_in(folder: Path) -> BenchmarkSettings:
     """The settings of the benchmark that a folder holds.
 
     Raises:
-        UserError: the folder has none, or their file is no mapping.
-        ConfigError: invalid settings.
+        UserError: the folder has none, their file is no mapping, or they are invalid.
 
     >>> settings_in(Path("nowhere"))
     Traceback (most recent call last):
@@ -108,7 +113,11 @@ def settings_in(folder: Path) -> BenchmarkSettings:
             f"{str(folder)!r}: no {SETTINGS} with settings in it; give a folder that "
             "`solo-ext benchmark run` wrote"
         )
-    return validated(BenchmarkSettings, given)
+    try:
+        return validated(BenchmarkSettings, given)
+    except ConfigError as error:
+        # Say that the mistake is in this file, and not in the one that the user has named.
+        raise UserError(f"{str(file)!r}: {error}") from None
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -170,7 +179,7 @@ def code_version() -> dict[str, Any]:
 def note_hypotheses(settings: BenchmarkSettings, folder: Path) -> None:
     """Appends a line for every hypothesis that is new or changed, before any run is started.
 
-    A line has the name, the hypothesis and the time (UTC).
+    A line has the name, the hypothesis, what its two rows train, and the time (UTC).
 
     >>> import tempfile
     >>> from solo_ext.lab.experiments.settings import read_benchmark
@@ -182,7 +191,12 @@ def note_hypotheses(settings: BenchmarkSettings, folder: Path) -> None:
     known = times_written(settings, folder)
     written = datetime.now(UTC).isoformat(timespec="seconds")
     lines = [
-        {"name": name, "hypothesis": hypothesis.model_dump(exclude={"note"}), "written": written}
+        {
+            "name": name,
+            "hypothesis": hypothesis.model_dump(exclude={"note"}),
+            "rows": _trained(settings, hypothesis),
+            "written": written,
+        }
         for name, hypothesis in settings.hypotheses.items()
         if name not in known
     ]
@@ -194,23 +208,48 @@ def times_written(settings: BenchmarkSettings, folder: Path) -> dict[str, str]:
     """When each hypothesis was last changed; omits one whose current form was never noted.
 
     Other words of a claim are no change. Narrowing ``isolates`` is none either, because fewer
-    comparisons then decide, but widening it is one.
+    comparisons then decide, but widening it is one. So is another config or setting of a row.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> times_written(read_benchmark("claims_e2"), Path("nowhere"))
     {}
     """
-    last = {line.get("name"): line for line in read_jsonl(folder / CLAIMS)}
+    last = {line["name"]: line for line in read_jsonl(folder / CLAIMS) if _is_note(line)}
     return {
-        name: str(last[name]["written"])
+        name: last[name]["written"]
         for name, hypothesis in settings.hypotheses.items()
-        if name in last and _is_noted(hypothesis, last[name].get("hypothesis") or {})
+        if name in last and _is_noted(settings, hypothesis, last[name])
     }
 
 
-def _is_noted(hypothesis: Hypothesis, noted: Mapping[str, Any]) -> bool:
-    before, now = noted.get("isolates"), hypothesis.isolates
-    if before is not None and (now is None or not set(now) <= set(before)):
+def _is_note(line: Mapping[str, Any]) -> bool:
+    """Whether a line has the form that :func:`note_hypotheses` writes; others are passed over."""
+    kinds = {"name": str, "hypothesis": dict, "written": str}
+    if not all(isinstance(line.get(key), kind) for key, kind in kinds.items()):
         return False
-    words = {"claim", "source", "expected", "note", "isolates"}
-    return hypothesis.model_dump(exclude=words).items() <= noted.items()
+    try:
+        return datetime.fromisoformat(line["written"]).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def _is_noted(settings: BenchmarkSettings, hypothesis: Hypothesis, line: Mapping[str, Any]) -> bool:
+    noted, words = line["hypothesis"], {"claim", "source", "expected", "note", "isolates"}
+    before, now = noted.get("isolates"), hypothesis.isolates
+    if before is not None:
+        allowed = tuple(f"{key}." for key in before)
+        if now is None or not all(f"{key}.".startswith(allowed) for key in now):
+            return False
+    # Lines of earlier versions do not say what the rows train.
+    trained = _trained(settings, hypothesis)
+    same = line.get("rows", trained) == trained
+    return bool(same) and hypothesis.model_dump(exclude=words).items() <= noted.items()
+
+
+def _trained(settings: BenchmarkSettings, hypothesis: Hypothesis) -> dict[str, Any]:
+    """What the two rows of a hypothesis train, besides what all rows have."""
+    rows = {name: settings.rows[name] for name in (hypothesis.row, hypothesis.base)}
+    return {
+        name: row.model_dump(include={"config", "changes", "baseline"})
+        for name, row in rows.items()
+    }

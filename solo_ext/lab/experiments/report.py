@@ -132,6 +132,7 @@ def benchmark_sections(results: Results) -> list[Section]:
         notes.append(f"{why}: {', '.join(results.left_out)}.")
     if empty := results.places(empty=True):
         notes.append(f"No runs yet: {', '.join(f'{p.dataset} ({p.budget})' for p in empty)}.")
+        notes += [note for place in empty for note in _unfinished(results, place)]
     if notes:
         first.append(Bullets(notes))
     sections = [Section("", first)]
@@ -214,11 +215,7 @@ def _warnings(results: Results, place: Place) -> list[str]:
             for row, seeds in missing.items()
         )
         notes.append(f"Missing runs. {listed}.")
-    for run in results.unfinished:
-        of_place = Place(run["dataset"], run["budget"]) == place
-        if of_place and run["seed"] not in results.runs(place, run["row"]):
-            of = f"{results.label(run['row'])}, seed {run['seed']}"
-            notes.append(f"Unfinished: {of}, {run['epochs']} of {run['of']} epochs. No result.")
+    notes += _unfinished(results, place)
     for row in results.rows(place):
         if keys := results.differing(place, row):
             notes.append(
@@ -231,6 +228,14 @@ def _warnings(results: Results, place: Place) -> list[str]:
                     f"{', '.join(keys)}: their difference is not one of methods alone."
                 )
     return notes
+
+
+def _unfinished(results: Results, place: Place) -> list[str]:
+    return [
+        f"Unfinished: {results.label(run['row'])}, seed {run.get('seed')}, {run.get('epochs')} of "
+        f"{run.get('of')} epochs. No result."
+        for run in results.unfinished(place)
+    ]
 
 
 def _hypotheses(results: Results) -> Section:

@@ -79,7 +79,7 @@ class Results:
         settings: the benchmark.
         records: records of its runs; the attribute ``left_out`` names those that do not count.
         written: when each hypothesis was last changed; a hypothesis without a time stays undecided.
-        unfinished: lines of ``unfinished.jsonl``.
+        unfinished: lines of ``unfinished.jsonl``; those of other rows do not count.
 
     >>> from solo_ext.lab.experiments.settings import read_benchmark
     >>> Results(read_benchmark("demo"), []).places(empty=True)
@@ -94,7 +94,6 @@ class Results:
         unfinished: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.settings, self.written = settings, dict(written or {})
-        self.unfinished = list(unfinished)
         self._held: dict[tuple[Place, str], dict[int, Record]] = {}
         self.left_out: list[str] = []
         for record in sorted(records, key=lambda r: r["finished"]):
@@ -109,6 +108,7 @@ class Results:
                 by_seed[seed] = record
         self._held = {k: dict(sorted(v.items())) for k, v in self._held.items() if v}
         self.records = [r for by_seed in self._held.values() for r in by_seed.values()]
+        self._unfinished = list(unfinished)
         measured = sorted({name for r in self.records for name in r["scores"]})
         self.measures = settings.headline or measured
 
@@ -179,10 +179,15 @@ class Results:
         Which rows a stage with ``near`` has is known only when it is run, so its seeds do not
         count.
         """
-        stages = [s for s in self.settings.every_stage() if (s.budget, s.near) == (place[1], None)]
+        stages = [stage for stage in self.settings.every_stage() if stage.near is None]
         found = {}
         for name, row in self.settings.rows.items():
-            of_row = [s for s in stages if name in s.rows]
+            taught = name == self.settings.teacher
+            of_row = [
+                s
+                for s in stages
+                if name in s.rows and place.budget == ((taught and s.teacher_budget) or s.budget)
+            ]
             seeds = {seed for stage in of_row for seed in self.settings.seeds_of(name, stage)}
             held = self.runs(place, name)
             # Raw pixels do not depend on the seed: one run stands for all.
@@ -190,6 +195,17 @@ class Results:
             if not whole and (absent := sorted(seeds - held.keys())):
                 found[name] = absent
         return found
+
+    def unfinished(self, place: Place) -> list[Mapping[str, Any]]:
+        """Lines of runs of the place that have begun and have no record."""
+        return [
+            line
+            for line in self._unfinished
+            if [line.get("dataset"), line.get("budget")] == [*place]
+            # A list, because a damaged line may hold anything.
+            and line.get("row") in list(self.settings.rows)
+            and line.get("seed") not in list(self.runs(place, line["row"]))
+        ]
 
     def curve(self, place: Place, row: str, measure: str) -> list[tuple[int, float, float]]:
         """Epochs, seconds of training and score; means over the seeds that have a curve.

@@ -26,7 +26,6 @@ from solo_ext.lab.experiments.records import (
 )
 from solo_ext.lab.experiments.settings import BenchmarkSettings
 from solo_ext.lab.experiments.work import CODE, PLANNED, RECORD
-from solo_ext.lab.training.epoch_log import read_epochs
 from solo_ext.lab.training.run_dir import checkpoints
 from solo_ext.lab.training.signals import StopSignals
 
@@ -142,8 +141,9 @@ def _note_unfinished(out: Path) -> None:
             if not (folder / RECORD).is_file():
                 run = PlannedRun(**json.loads((folder / PLANNED).read_text()))
                 line = {key: vars(run)[key] for key in ("dataset", "budget", "row", "seed")}
-                epochs = {"epochs": len(read_epochs(folder)), "of": run.config["max_epochs"]}
-                lines.append(line | epochs)
+                # Of epochs after the last checkpoint nothing is left.
+                epochs = [c.epoch + (c.step is None) for c in checkpoints(folder)[-1:]] or [0]
+                lines.append({**line, "epochs": epochs[0], "of": run.config["max_epochs"]})
     (out / UNFINISHED).unlink(missing_ok=True)
     if lines:
         append_lines(out / UNFINISHED, lines)

@@ -81,6 +81,8 @@ def trial_settings(
                 tried.append(config)
                 trials[f"{name}.{number}"] = trial
     rungs = {f"{n}-epochs": n for n in tuning.rungs} | {budget: epochs}
+    if len(rungs) == len(tuning.rungs):
+        raise ConfigError("budgets", budget, "a rung has this name", "give another")
     return settings.model_copy(
         update={
             "title": f"{settings.title}, tuning",

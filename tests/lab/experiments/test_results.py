@@ -42,6 +42,30 @@ def test_missing_runs_are_those_of_the_stages() -> None:
     assert found.missing(DIGITS) == {}
 
 
+def test_a_teacher_is_missing_where_it_is_trained() -> None:
+    stage = {"budget": "short", "rows": ["teacher", "b"], "seeds": [1], "teacher_budget": "long"}
+    made = settings(
+        rows={"teacher": {"config": "teacher"}, "b": {"config": "simclr"}},
+        teacher="teacher",
+        budgets={"short": [], "long": ["max_epochs=9"]},
+        stages={"only": stage},
+    )
+    found = Results(made, [record("b", 1, budget="short")])
+    assert found.missing(Place("digits", "short")) == {}
+    assert found.missing(Place("digits", "long")) == {"teacher": [0]}
+
+
+def test_unfinished_lines_of_other_rows_or_damaged_ones_do_not_count() -> None:
+    line = {"dataset": "digits", "budget": "default", "row": "a", "seed": 2, "epochs": 1, "of": 4}
+    others: list[dict[str, Any]] = [
+        {},
+        *({**line, **change} for change in ({"row": "gone"}, {"row": ["a"]}, {"budget": "x"})),
+        {**line, "seed": 1},
+    ]
+    found = Results(settings(), rows_of({"a": [50.0]}), unfinished=[*others, line])
+    assert found.unfinished(DIGITS) == [line]
+
+
 def test_teacher_has_a_seed_of_its_own() -> None:
     rows = {"teacher": {"config": "teacher"}, "b": {"config": "simclr"}}
     made = settings(rows=rows, teacher="teacher")

@@ -147,6 +147,20 @@ def test_a_folder_with_no_settings_in_their_file(
         run_here(tiny, tmp_path)
 
 
+def test_a_folder_with_other_settings_is_named(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    (tmp_path / "benchmark.yaml").write_text(yaml.safe_dump(tiny | {"no_such": 1}))
+    with pytest.raises(UserError, match=r"benchmark\.yaml': no_such=1: unknown key"):
+        run_here(tiny, tmp_path)
+
+
+def test_no_run_is_said(
+    tmp_path: Path, tiny_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = "+stages.one={budget: default, rows: [simclr], seeds: [7]}"
+    assert main(["benchmark", "run", str(tiny_file), stage, "--out", str(tmp_path / "out")]) == 0
+    assert "no run: no stage has these rows and seeds" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize(("number", "to_all"), [("SIGINT", True), ("SIGTERM", False)])

@@ -152,6 +152,9 @@ def test_what_cannot_be_tuned(tiny: dict[str, Any]) -> None:
         trial_settings(settings(tiny, rungs=[2]), ["simclr"])
     tiny["datasets"]["digits"] += ["scheduler.name=none"]
     assert trial_settings(settings(tiny, rungs=[2]), ["simclr"])
+    tiny["budgets"] = {"2-epochs": []}
+    with pytest.raises(ConfigError, match=r"^budgets='2-epochs': a rung has this name"):
+        trial_settings(settings(tiny, rungs=[2]), ["simclr"])
     tiny["budgets"] = {"a": [], "b": ["max_epochs=2"]}
     with pytest.raises(ConfigError, match="takes one data set and budget"):
         trial_settings(settings(tiny), ["simclr"])
@@ -252,6 +255,9 @@ def test_from_the_command_line(
     report = (out / "report.md").read_text()
     assert "on held-out training images" in report
     assert "Missing runs" not in report
+    # Other rows would take the place of these in tuned.yaml.
+    assert main([*words[:3], "--rows", "debiased", "--out", str(out), "--dry-run"]) == 2
+    assert "holds trials of other rows, such as seed.0; name these" in capsys.readouterr().err
     # Nothing is left to train, and the choice is the same.
     before, records = (out / "tuned.yaml").read_text(), len(read_records(out))
     assert main(words) == 0

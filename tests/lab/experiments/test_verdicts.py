@@ -186,6 +186,45 @@ def test_what_it_isolates_may_be_narrowed_alone(tmp_path: Path) -> None:
         assert times_written(made(isolates=wider), tmp_path) == {}, wider
     note_hypotheses(made(isolates=["optimizer"]), tmp_path)
     assert [line["hypothesis"]["isolates"] for line in lines(tmp_path)] == [keys, ["optimizer"]]
+    assert times_written(made(isolates=["optimizer.lr"]), tmp_path) != {}
+    assert times_written(made(isolates=["optimize"]), tmp_path) == {}
+
+
+def test_other_rows_under_the_same_names_are_a_change(tmp_path: Path) -> None:
+    """Runs that are known would decide the opposite, if two rows changed their names."""
+    note_hypotheses(made(), tmp_path)
+    rows = {name: row.model_dump() for name, row in made().rows.items()}
+    swapped = {"a": {**rows["b"], "bases": ["b"]}, "b": {**rows["a"], "bases": []}}
+    for change, known in (
+        (swapped, False),
+        ({"a": {**rows["a"], "changes": ["optimizer.lr=1"]}}, False),
+        ({"a": {**rows["a"], "label": "other words", "bases": []}}, True),
+    ):
+        given = settings(hypotheses={"h": hypothesis()}, rows=rows | change)
+        assert (times_written(given, tmp_path) != {}) == known, change
+    # Lines of earlier versions do not have the rows.
+    (line,) = lines(tmp_path)
+    del line["rows"]
+    (tmp_path / CLAIMS).write_text(json.dumps(line) + "\n")
+    assert times_written(made(), tmp_path) != {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"written": None},
+        {"written": "yesterday"},
+        {"written": "2026-03-01T00:00:00"},
+        {"hypothesis": "text"},
+        {"name": ["h"]},
+    ],
+    ids=str,
+)
+def test_damaged_lines_note_nothing(change: dict[str, Any], tmp_path: Path) -> None:
+    note_hypotheses(made(), tmp_path)
+    (line,) = lines(tmp_path)
+    (tmp_path / CLAIMS).write_text(json.dumps(line | change) + "\n")
+    assert times_written(made(), tmp_path) == {}
 
 
 def test_a_changed_hypothesis_has_a_new_time(
