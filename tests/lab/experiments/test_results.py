@@ -174,7 +174,11 @@ def test_a_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
-    "damaged", ["nonsense", '{"key": "z"}', "[]", json.dumps(record("a", 1, scores=3))]
+    "damaged",
+    [
+        *("nonsense", '{"key": "z"}', "[]"),
+        *(json.dumps(record("a", 1, **change)) for change in ({"scores": 3}, {"finished": "x"})),
+    ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, damaged: str) -> None:
     append_lines(tmp_path / RECORDS, [line("a"), line("b")])
