@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from solo_ext.core.errors import UserError, first_line
 from solo_ext.core.files import check_archive, open_regular
 
-_PARALLEL = "module."
+_WRAPPED = ("module.", "_orig_mod.")
 _REFUSED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
 
@@ -112,8 +112,8 @@ def unwrap(state: Mapping[str, Any], wrapper: str, source: str) -> tuple[str, di
     """Extracts the weights of a checkpoint, from its entry ``wrapper`` if it has that entry.
 
     Returns:
-        The prefix that DistributedDataParallel put before all keys (empty if there is none), and
-        the weights without it.
+        The prefixes that DistributedDataParallel and ``torch.compile`` put before all keys (empty
+        if there is none), and the weights without them.
 
     Raises:
         UserError: there are no weights, or other values are among them.
@@ -127,8 +127,20 @@ def unwrap(state: Mapping[str, Any], wrapper: str, source: str) -> tuple[str, di
     strange = [k for k, v in state.items() if not isinstance(k, str) or not holds_values(v)]
     remedy = f"it holds weights by key, by themselves or in {wrapper!r}"
     refuse_keys(strange, source, remedy)
-    prefix = _PARALLEL if all(k.startswith(_PARALLEL) for k in state) else ""
+    prefix = wrapping(state)
     return prefix, {k.removeprefix(prefix): v for k, v in state.items()}
+
+
+def wrapping(keys: Collection[str]) -> str:
+    """The prefixes that DistributedDataParallel and ``torch.compile`` put before all keys.
+
+    >>> wrapping(["module._orig_mod.fc.weight", "module._orig_mod.fc.bias"])
+    'module._orig_mod.'
+    """
+    prefix = ""
+    while keys and (more := [w for w in _WRAPPED if all(k.startswith(prefix + w) for k in keys)]):
+        prefix += more[0]
+    return prefix
 
 
 def refuse_keys(keys: Collection[Any], source: str, remedy: str) -> None:

@@ -26,7 +26,7 @@ from solo_ext.host.backbones import is_timm
 from solo_ext.host.names import PREFIX
 from solo_ext.memory.teacher import TeacherKwargs
 from solo_ext.pretrained import exported
-from solo_ext.pretrained.files import misfits, read_checkpoint, read_safetensors
+from solo_ext.pretrained.files import misfits, read_checkpoint, read_safetensors, wrapping
 from solo_ext.pretrained.libraries import (
     CLASSIFIERS,
     WRAPPERS,
@@ -199,7 +199,8 @@ def _layout_of(path: Path, word: str, key: str) -> Layout:
     state = read_checkpoint(path, (argparse.Namespace,))
     wrapper = next((w for w in ("teacher", *WRAPPERS) if isinstance(state.get(w), Mapping)), None)
     weights = state if wrapper is None else state[wrapper]
-    weights = {str(k).removeprefix("module."): v for k, v in weights.items()}
+    prefix = wrapping([str(k) for k in weights])
+    weights = {str(k).removeprefix(prefix): v for k, v in weights.items()}
     # Without the file beside a checkpoint of Lightning, reading it says what is missing.
     of_a_run = "pytorch-lightning_version" in state or (path.parent / ARGS).is_file()
     if of_a_run and wrapper == "state_dict" and _any(weights, "backbone.", "encoder."):

@@ -106,6 +106,17 @@ def test_torchvisions_and_timms_files(name: str, build: Build, tmp_path: Path) -
     assert equal(network, other)
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_files_of_compiled_networks(prefix: str, build: Build, tmp_path: Path) -> None:
+    plain = timm_model("resnet10t", **TINY_RESNET)
+    torch.save({prefix + k: v for k, v in plain.state_dict().items()}, tmp_path / "a.pth")
+    network = build("timm/resnet10t", **TINY_RESNET)
+    began = start(network, tmp_path / "a.pth")
+    assert [*began.left_out] == [f"{prefix}fc.weight", f"{prefix}fc.bias"]
+    plain.reset_classifier(0)
+    assert equal(network, plain)
+
+
 def test_files_of_half_precision(build: Build, tmp_path: Path) -> None:
     plain = timm_model("resnet10t", num_classes=0, **TINY_RESNET)
     half = {k: v.half() if v.is_floating_point() else v for k, v in plain.state_dict().items()}

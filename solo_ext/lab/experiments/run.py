@@ -80,9 +80,9 @@ def run_benchmark(
         planned = {run.key for run in plan}
 
         def tick() -> None:
-            for record in _collect(out, plan, held):
+            fresh = _collect(out, plan, held)
+            for done, record in enumerate(fresh, len(held.keys() & planned) - len(fresh) + 1):
                 numbers = "  ".join(f"{k} {v:.2f}" for k, v in record["scores"].items())
-                done = len(held.keys() & planned)
                 name = "{dataset} {budget} {row} seed {seed}".format(**record)
                 say(f"{done}/{len(plan)}  {name}  {numbers}")
             if signals.received is not None:

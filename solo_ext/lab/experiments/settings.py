@@ -189,8 +189,14 @@ class BenchmarkSettings(Section):
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         self.check_rows("teacher", [self.teacher] if self.teacher else [])
+        trained: dict[str, str] = {}
         for name, row in self.rows.items():
             self.check_rows(f"rows.{name}.bases", row.bases)
+            first = trained.setdefault(f"{row.config} {row.baseline} {row.changes}", name)
+            # The teacher has a seed of its own.
+            if first != name and self.teacher not in (first, name):
+                remedy = "leave one of them out, or change it"
+                raise ConfigError("rows", [first, name], "are the same run", remedy)
         for name, stage in self.stages.items():
             key = f"stages.{name}"
             self.check_rows(f"{key}.rows", stage.rows)
@@ -304,7 +310,7 @@ def read_benchmark(name: str, overrides: Sequence[str] = ()) -> BenchmarkSetting
         cfg = OmegaConf.create(read_text(file))
     except Exception as error:
         # OmegaConf raises many types of error for odd keys, also those of its parser.
-        raise UserError(f"{file}: {first_line(error)}") from None
+        raise UserError(f"{file}: {' '.join(str(error).split())}") from None
     assert isinstance(cfg, DictConfig)
     apply_overrides(cfg, parse(overrides))
     # Keep interpolations as written: paths of a machine are not part of a benchmark.

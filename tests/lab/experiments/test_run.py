@@ -153,6 +153,15 @@ def test_a_folder_with_other_settings_is_named(tmp_path: Path, tiny: dict[str, A
         run_here(tiny, tmp_path)
 
 
+def test_runs_that_end_together_are_counted_one_by_one(
+    tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    settings, said = checked_benchmark(tiny), list[str]()
+    plan = make_plan(settings, ["raw-pixels"])
+    run_benchmark(settings, plan, tmp_path, in_this_process, said.append)
+    assert [line.split()[0] for line in said] == ["1/2", "2/2"]
+
+
 def test_no_run_is_said(
     tmp_path: Path, tiny_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

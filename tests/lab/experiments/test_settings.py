@@ -10,12 +10,27 @@ from solo_ext.core.errors import ConfigError, UserError
 from solo_ext.lab.experiments.settings import checked_benchmark, read_benchmark, suite_settings
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n"])
-def test_no_benchmark_in_a_file(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n- b\n", "not a mapping"),
+        ("a: [1\n", "expected ',' or ']'"),
+        ("title: a\ntitle: b\n", "duplicate key title .* line 2"),
+    ],
+)
+def test_no_benchmark_in_a_file(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
-    with pytest.raises(UserError, match=r"mine\.yaml"):
+    with pytest.raises(UserError, match=rf"mine\.yaml.*{says}"):
         read_benchmark(str(file))
+
+
+def test_two_rows_that_are_the_same_run(tiny: dict[str, Any]) -> None:
+    """Also if only one of them is asked for: each would take the other's record."""
+    tiny["rows"]["again"] = {**tiny["rows"]["simclr"], "label": "again"}
+    with pytest.raises(ConfigError, match=r"^rows=\['simclr', 'again'\]: are the same run; leave"):
+        checked_benchmark(tiny)
+    assert checked_benchmark(tiny | {"teacher": "again"})
 
 
 def test_paths_of_this_machine_are_resolved_late(
