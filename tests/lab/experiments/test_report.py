@@ -293,7 +293,7 @@ def test_nothing_is_nan_whatever_the_curves(
 
 
 def grouped(**bases: list[str]) -> list[list[str]]:
-    rows: dict[str, Any] = {name: {"config": "x", "bases": named} for name, named in bases.items()}
+    rows: dict[str, Any] = {name: {"config": name, "bases": named} for name, named in bases.items()}
     return _families(results({}, rows=rows), list(rows))
 
 
