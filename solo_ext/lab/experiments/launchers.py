@@ -80,13 +80,15 @@ class LocalLauncher:
                     if place in running and running[place][1].exitcode is not None:
                         folder, process = running.pop(place)
                         failed |= _ended(folder, process.exitcode or 0)
-                    if place not in running and (due := self.pace.next_of(waiting)) is not None:
+                    if place in running:
+                        continue
+                    if (due := self.pace.next_of(waiting, idle=not running)) is not None:
                         waiting.remove(due)
                         running[place] = due, self._start(due, place)
                 tick()
                 time.sleep(TICK)
                 self._keep_to_limit(running)
-                if not running and self.pace.next_of(waiting) is None:
+                if not running and self.pace.next_of(waiting, idle=True) is None:
                     break
         finally:
             _stop([process for _, process in running.values()])

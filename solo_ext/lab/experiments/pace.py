@@ -49,18 +49,18 @@ class Pace:
         """Notes that epochs which these runs have begun do not count any more."""
         self._counts_from |= {folder: len(_epochs(folder)) + 1 for folder in running}
 
-    def next_of(self, waiting: Sequence[Path]) -> Path | None:
+    def next_of(self, waiting: Sequence[Path], *, idle: bool) -> Path | None:
         """The first run that is predicted to end in time.
 
-        If none is by what is declared alone, the first one starts all the same: a wrong guess must
-        not leave the machine idle.
+        If none is by what is declared alone, and the machine is ``idle``, the first one starts all
+        the same: a wrong guess must not leave it so.
         """
         left = self.left
         if left <= 0 or not waiting:
             return None
         if left == math.inf:
             return waiting[0]
-        guessed = None if self._counts_from else waiting[0]
+        guessed = waiting[0] if idle and not self._ratios() else None
         return next((folder for folder in waiting if self.needs(folder) <= left), guessed)
 
     def needs(self, folder: Path) -> float:
@@ -73,8 +73,7 @@ class Pace:
         if declared is None:
             return 0.0
         trained = min(1.0, len(_epochs(folder)) / max(1, epochs))
-        ratios = [r for started in self._counts_from if (r := self._ratio(started)) is not None]
-        ratio = statistics.median(ratios) if ratios else 1.0
+        ratio = statistics.median(self._ratios() or [1.0])
         return max(AROUND, declared * ratio * (1 - trained))
 
     def superfluous(self, running: Sequence[Path]) -> Path | None:
@@ -105,10 +104,14 @@ class Pace:
     def _epochs_left(self, folder: Path) -> int:
         return _planned(folder)[0] - len(_epochs(folder))
 
-    def _ratio(self, folder: Path) -> float | None:
-        """Measured by declared seconds of a run that was started in this call."""
-        (epochs, declared), each = _planned(folder), self._each(folder)
-        return None if declared is None or each is None else (epochs * each + AROUND) / declared
+    def _ratios(self) -> list[float]:
+        """Measured by declared seconds of the runs that were started in this call."""
+        found = []
+        for folder in self._counts_from:
+            (epochs, declared), each = _planned(folder), self._each(folder)
+            if declared is not None and each is not None:
+                found.append((epochs * each + AROUND) / declared)
+        return found
 
 
 def _planned(folder: Path) -> tuple[int, float | None]:

@@ -58,10 +58,10 @@ def test_declared_minutes_decide_while_nothing_is_measured(tmp_path: Path, clock
         for name, minutes in (("a", 2.0), ("b", 2.0), ("c", 2.1), ("d", None))
     )
     limit.starts(first)
-    chosen = [limit.next_of([folder]) for folder in (fits, long, unknown)]
+    chosen = [limit.next_of([folder], idle=False) for folder in (fits, long, unknown)]
     assert chosen == [fits, None, unknown]
     clock.now += 120
-    assert not any(limit.next_of([folder]) for folder in (fits, long, unknown))
+    assert not any(limit.next_of([folder], idle=False) for folder in (fits, long, unknown))
 
 
 def test_what_was_measured_corrects_what_was_declared(tmp_path: Path, clock: Clock) -> None:
@@ -90,27 +90,31 @@ def test_a_wrong_guess_does_not_leave_the_machine_idle(tmp_path: Path, clock: Cl
     limit = Pace(clock.now + 60)
     first, other = run(tmp_path, "a"), run(tmp_path, "b")
     short = run(tmp_path, "c", minutes=0.5)
-    assert limit.next_of([first, other, short]) == short
-    assert limit.next_of([first, other]) == first
+    assert limit.next_of([first, other, short], idle=True) == short
+    assert limit.next_of([first, other], idle=True) == first
     limit.starts(first)
-    assert limit.next_of([other]) is None
+    assert limit.next_of([other], idle=False) is None
+    # It ended at once, or trained nothing: nothing is known yet.
+    assert limit.next_of([other], idle=True) == other
     # Measured, it takes 5 s.
     trained(first, *[0.5] * 10)
     clock.now += 10
-    assert limit.next_of([other]) == other
-    assert Pace(clock.now).next_of([other]) is None
+    assert limit.next_of([other], idle=False) == other
+    clock.now += 10
+    assert limit.next_of([other], idle=True) is None
+    assert Pace(clock.now).next_of([other], idle=True) is None
 
 
 def test_a_run_of_few_epochs_counts_when_it_is_trained(tmp_path: Path, clock: Clock) -> None:
     limit = Pace(clock.now + 100)
     first, other = (run(tmp_path, name, epochs=2) for name in "ab")
-    assert limit.next_of([first, other]) == first
+    assert limit.next_of([first, other], idle=True) == first
     limit.starts(first)
     trained(first, 3.0)
-    assert limit.next_of([other]) is None
+    assert limit.next_of([other], idle=False) is None
     trained(first, 2.0)
     assert limit.needs(other) == 5 + AROUND
-    assert limit.next_of([other]) == other
+    assert limit.next_of([other], idle=True) == other
 
 
 def test_what_is_evaluated_is_neither_judged_nor_stopped(tmp_path: Path, clock: Clock) -> None:
@@ -132,12 +136,12 @@ def test_what_is_evaluated_is_neither_judged_nor_stopped(tmp_path: Path, clock: 
 def test_without_a_limit_every_run_starts_and_none_is_stopped(tmp_path: Path) -> None:
     limit = Pace(math.inf)
     runs = [run(tmp_path, name, minutes=1e9) for name in "ab"]
-    assert limit.next_of(runs) == runs[0]
-    assert limit.next_of([]) is None
+    assert limit.next_of(runs, idle=True) == runs[0]
+    assert limit.next_of([], idle=True) is None
     for folder in runs:
         limit.starts(folder)
         trained(folder, *[1e9] * 4)
-    assert limit.next_of(runs) == runs[0]
+    assert limit.next_of(runs, idle=True) == runs[0]
     assert limit.superfluous(runs) is None
 
 
